@@ -12,7 +12,7 @@ from raytrain.tools.new_table import Columns
 from raytrain.tools.output import write_file
 
 
-def new(folder: Path, out: Path, columns: Columns) -> None:
+def new(folder: str, out: Path, columns: Columns) -> None:
     """Write a first experiment file for a folder or a table of images, and print the commands that follow."""
     check_new(out)
     text, notes = experiment_text(folder, out, columns)

@@ -325,6 +325,8 @@ class Manifest(masks.MaskedImages):
         if not len(held_out):
             how = "add rows of the split val, or more images"
             what = "there is only one image" if train.labels is None else "no class has two images"
+            if all(re.fullmatch(r"-?\d+(\.\d*)?", name) for name in train.classes) and train.classes:
+                how += f"; to predict numbers, use --data.target {self.label}"
             raise errors.UserError(what, self._file(), how)
         notes = (f"{self.root} has no row of the split val: {self._share}",) if has_split else ()
         kept = replace(train.take(rest), notes=(*notes, *train.notes))

@@ -85,7 +85,8 @@ def _opened(root: str, work: Any) -> Any:
         if byte_files.is_url(root) and isinstance(error, OSError):
             raise byte_files.refused(root, error) from None
         reason, where = errors.one_line(str(error), 200), byte_files.shown(root)
-        raise errors.UserError(f"the manifest cannot be read as a table: {reason}", where, "mend the file") from None
+        how = "write an object a line" if "to array in row 0" in reason else "mend the file"
+        raise errors.UserError(f"the manifest cannot be read as a table: {reason}", where, how) from None
 
 
 def _delimiter(root: str) -> csv.ParseOptions:

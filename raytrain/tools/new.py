@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -39,11 +40,11 @@ def check_new(out: Path) -> None:
         raise errors.UserError("the file exists", out, "give another name with --out FILE")
 
 
-def experiment_text(folder: Path, out: Path, columns: Columns = Columns()) -> tuple[str, list[str]]:
+def experiment_text(folder: str, out: Path, columns: Columns = Columns()) -> tuple[str, list[str]]:
     """Return the text of an experiment file for images, some 25 lines, and lines about images that cannot be read.
 
     Args:
-        folder: in a layout of ImageFolder or MaskFolder, or with MNIST's files; or a table of images.
+        folder: in a layout of ImageFolder or MaskFolder, or with MNIST's files; or a table of images; here or at a URL.
         out: the file's name, for the command in its docstring.
         columns: those of a table.
 
@@ -51,8 +52,7 @@ def experiment_text(folder: Path, out: Path, columns: Columns = Columns()) -> tu
         UserError: the folder has no such layout or one class alone, the table has no such columns, or none of a
             split's images can be read.
     """
-    root = expanded(folder)
-    root = root.resolve() if ".." in root.parts else root.absolute()
+    root = folder if "://" in folder else _absolute(expanded(folder))
     with as_flags():
         data = _source(root, folder, columns)
         found = checked_indices(data)
@@ -99,7 +99,11 @@ def experiment_text(folder: Path, out: Path, columns: Columns = Columns()) -> tu
     return _text(about, out, names, [*made.comments, *notes], values), notes
 
 
-def _source(root: Path, typed: Path, columns: Columns) -> MNIST | FileImages:
+def _absolute(path: Path) -> str:
+    return str(path.resolve() if ".." in path.parts else path.absolute())
+
+
+def _source(root: str, typed: str, columns: Columns) -> MNIST | FileImages:
     """Return the source that a place is.
 
     Raises:
@@ -108,17 +112,18 @@ def _source(root: Path, typed: Path, columns: Columns) -> MNIST | FileImages:
     if is_table(root):
         return of_table(root, typed, columns)
     if given := columns.given():
-        if not root.exists():
+        if "://" not in root and not os.path.exists(root):
             raise errors.no_such_file(root, "table of images")
-        what = f"--{next(iter(given))} is for a table, and this is {'a folder' if root.is_dir() else 'none'}"
+        kind = "none" if os.path.isfile(root) else "a folder"
+        what = f"--{next(iter(given))} is for a table, and this is {kind}"
         raise errors.UserError(what, root, "leave it out, or give a .csv, .tsv, .jsonl, .parquet or .arrow file")
     if (masked := _masked(root)) is not None:
         return masked
-    if (root / "MNIST" / "raw").is_dir():
-        return MNIST(str(root))
+    if os.path.isdir(os.path.join(root, "MNIST", "raw")):
+        return MNIST(root)
     if not entries(root)[1] and (how := table_in(root)):
         raise errors.UserError("there are no folders of images, but a table", root, how)
-    return ImageFolder(str(root))
+    return ImageFolder(root)
 
 
 def _text(about: str, out: Path, names: set[str], comments: list[str], values: dict[str, object]) -> str:
@@ -149,15 +154,15 @@ def _text(about: str, out: Path, names: set[str], comments: list[str], values: d
     return "\n".join(text) + "\n"
 
 
-def _masked(root: Path) -> MaskFolder | None:
+def _masked(root: str) -> MaskFolder | None:
     """Return the source of a folder with images and masks; None for another folder."""
     try:
-        return recognised(str(root), tree(str(root)))
+        return recognised(root, tree(root))
     except OSError:  # reported when it is read
         return None
 
 
-def _check_classes(root: Path, classes: tuple[str, ...]) -> None:
+def _check_classes(root: str, classes: tuple[str, ...]) -> None:
     """Check that there are classes to tell apart."""
     if len(classes) != 1:
         return

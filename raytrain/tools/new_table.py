@@ -7,12 +7,11 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from raytrain import errors
 from raytrain.data import Index, Manifest
-from raytrain.data.images import split_folders
+from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.manifest import TABLES
 from raytrain.files import expanded
@@ -54,37 +53,36 @@ class Columns:
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name))}
 
 
-def is_table(root: Path) -> bool:
+def is_table(root: str) -> bool:
     """Return whether a place is a table: a file, a pattern, or a folder of Parquet or Arrow files, also below the
     folders of splits."""
-    if not root.is_dir():
-        return root.name.lower().endswith(TABLES)
-    folder, (files, folders) = root, entries(root)
+    is_url = "://" in root
+    if not os.path.isdir(root) and (root.partition("?")[0] if is_url else root).lower().endswith(TABLES):
+        return True
+    files, folders = entries(root)
     if "train" in (splits := split_folders(folders)):
-        folder = root / splits["train"]
-        files, folders = entries(folder)
+        files, folders = entries(root, splits["train"])
     return not folders and any(name.lower().endswith(_WITH_BYTES) for name in files)
 
 
-def entries(folder: Path) -> tuple[list[str], list[str]]:
+def entries(root: str, folder: str = "") -> tuple[list[str], list[str]]:
     """Return the names of the files in a folder, and of the folders that are not hidden; none if it cannot be read."""
     try:
-        with os.scandir(folder) as found:
-            entries = [(one.name, one.is_dir()) for one in found]
-    except OSError:  # reported when it is read
+        found = with_pillow().tree(root).entries(folder)
+    except (OSError, errors.UserError):  # reported when it is read
         return [], []
-    files = [name for name, inside in entries if not inside]
-    return files, [name for name, inside in entries if inside and not name.startswith(".")]
+    files = [name for name, inside in found.items() if not inside]
+    return files, [name for name, inside in found.items() if inside and not name.startswith(".")]
 
 
-def table_in(folder: Path) -> str:
+def table_in(folder: str) -> str:
     """Return the command that reads a table in a folder of images, for an error; nothing without one."""
-    tables = sorted(folder / name for name in entries(folder)[0] if name.lower().endswith(TABLES))
-    command = errors.command("new", tables[0]) if tables else ""
+    tables = [name for name in entries(folder)[0] if name.lower().endswith(TABLES)]
+    command = errors.command("new", with_pillow().byte_files.joined(folder, tables[0])) if tables else ""
     return f"did you mean {command}? It reads the images of a table" if tables else ""
 
 
-def of_table(root: Path, typed: Path, columns: Columns) -> Manifest:
+def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     """Return the source of a table.
 
     Args:
@@ -98,23 +96,25 @@ def of_table(root: Path, typed: Path, columns: Columns) -> Manifest:
     _check(given, root)
     if "folder" in given:
         given["folder"] = given["folder"] if "://" in given["folder"] else os.path.abspath(expanded(given["folder"]))
-    data = Manifest(str(root), **given)
+    data = Manifest(root, **given)
     data = data if given.keys() & {"path", "bytes"} else data.with_images()
     tables = with_pillow().tables
-    schema = tables.schema(tables.files(str(root))[0])
+    schema = tables.schema(tables.files(root)[0])
     wanted = [] if data.bytes else ["path"]
     wanted += [] if given.keys() & {"labels", "target", "mask"} else ["label"]
     lacking = [name for name in wanted if name not in given and getattr(data, name) not in schema.names]
     if not lacking or len(schema.names) == 1:  # which may be separated otherwise: the source says so
         return data
-    found = {name: [value] for name, value in _Guess(data, schema, lacking).flags().items()}
+    found = _Guess(data, schema, lacking).flags()
     flags = {name: list(value) if isinstance(value, tuple) else [value] for name, value in columns.given().items()}
     flags |= found | {name: ["COLUMN"] for name in lacking if not _answered(name, found)}
-    command = errors.command("new", typed, *(word for name, words in flags.items() for word in (f"--{name}", *words)))
+    named = [(f"--{field.name}", *flags[field.name]) for field in fields(Columns) if field.name in flags]
+    command = errors.command("new", typed, *(word for words in named for word in words))
     how = f"did you mean {command}?" if ["COLUMN"] not in flags.values() else f"name its columns: {command}"
     if flags.get("label") == ["COLUMN"]:
         how += ", or in place of --label --labels (several classes of an image), --target (numbers) or --mask (masks)"
-    what = f"the table has no column {getattr(data, lacking[0])!r}: its columns are {errors.listed(schema.names, 12)}"
+    names = [name if name and name == name.strip() else repr(name) for name in schema.names]
+    what = f"the table has no column {getattr(data, lacking[0])!r}: its columns are {errors.listed(names, 12)}"
     raise errors.UserError(what, root, how)
 
 
@@ -122,7 +122,7 @@ def _answered(name: str, found: dict[str, list[str]]) -> bool:
     return any(one in found for one in (_PREDICTED if name == "label" else ("path", "bytes")))
 
 
-def _check(given: dict[str, Any], root: Path) -> None:
+def _check(given: dict[str, Any], root: str) -> None:
     """Check that columns do not contradict each other."""
     for names, what in ((("path", "bytes"), "hold the images"), (_PREDICTED, "are what is to be predicted")):
         both = [f"--{name}" for name in names if name in given]
@@ -178,29 +178,34 @@ class _Guess:
         self._table = tables.joined(tables.files(data.root)[:1], dict.fromkeys(read, "path"))[0] if read else {}
         self._read = read
 
-    def flags(self) -> dict[str, str]:
+    def flags(self) -> dict[str, list[str]]:
         """Return the columns that can be told, by their flags."""
-        data, found = self._data, dict[str, str]()
+        data, found = self._data, dict[str, list[str]]()
         folder, files = self._files()
         path = data.path if "path" not in self._lacking else files[0] if files else ""
         blobs = [name for name in self._types if self._is_bytes(name) and name != data.bytes]
         if "path" in self._lacking and path:
-            found["path"] = path
+            found["path"] = [path]
         elif "path" in self._lacking and blobs:
-            found["bytes"] = blobs.pop(0)
+            found["bytes"] = [blobs.pop(0)]
         if files and folder:
-            found["folder"] = folder
+            found["folder"] = [folder]
         if "label" not in self._lacking:
             return found
         masks = blobs if data.bytes or "bytes" in found else [name for name in files if name != path]
         rest = [name for name in self._read if name not in (path, data.bytes, data.split, *files)]
         kinds = {name: kind for name in rest if (kind := self._kind(name))}
-        labels = [name for name, kind in kinds.items() if kind == "label"]
+        by_kind = {kind: [name for name in kinds if kinds[name] == kind] for kind in kinds.values()}
         if len(masks) == 1:
-            found["mask"] = masks[0]
-        elif len(labels) == 1 or len(kinds) == 1:
-            name = labels[0] if len(labels) == 1 else next(iter(kinds))
-            found[kinds[name]] = name
+            found["mask"] = masks
+        elif len(by_kind.get("bit", [])) == len(kinds) > 1:
+            found["target"] = list(kinds)
+        elif len(labels := by_kind.get("label", []) + by_kind.get("bit", [])) == 1:
+            found["label"] = labels
+        elif len(kinds) - len(by_kind.get("split", [])) == 1:
+            found |= {kind: names for kind, names in by_kind.items() if kind != "split"}
+        if len(splits := by_kind.get("split", [])) == 1 and data.split not in self._types:
+            found["split"] = splits
         return found
 
     def _is_bytes(self, name: str) -> bool:
@@ -217,7 +222,9 @@ class _Guess:
             if values and all(value.lower().endswith(suffixes) for value in values)
         }
         base = data.folder or (data.root if os.path.isdir(data.root) else os.path.dirname(data.root))
-        below = [] if data.folder or not columns else sorted(entries(Path(base))[1])[:_FOLDERS]
+        if not columns or "://" in base:
+            return "", []
+        below = [] if data.folder else entries(base)[1][:_FOLDERS]
         for folder in (base, *(os.path.join(base, name) for name in below)):
             found = [
                 name
@@ -229,7 +236,8 @@ class _Guess:
         return "", []
 
     def _kind(self, name: str) -> str:
-        """Return the flag that fits the values of a column, or nothing."""
+        """Return the flag that fits the values of a column, or nothing; "bit" for 0 and 1, which are two classes or
+        tell whether an image is of one."""
         kind = self._types[name]
         if kind.startswith("struct"):
             return ""
@@ -241,6 +249,10 @@ class _Guess:
         column = self._table[name]
         known = [str(one) for one in column.drop_null().unique().to_pylist()]
         few = 2 <= len(known) <= len(column) // 2
+        if known and {one.strip().lower() for one in known} <= {name for names in SPLITS.values() for name in names}:
+            return "split"
+        if {*known} == {"0", "1"}:
+            return "bit"
         if kind.startswith(("int", "uint")):
             return "label" if few and {*known} == {*map(str, range(len(known)))} else "target"
-        return "label" if few and "string" in kind else ""
+        return "label" if few and ("string" in kind or kind == "bool") else ""

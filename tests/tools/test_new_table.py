@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from helpers.commands import fails, succeeds, without_ray
 from PIL import Image
-from pyarrow import parquet
+from pyarrow import fs, parquet
 
-from raytrain import CNN, Adam, Augment, Manifest, MultiLabel, Regression, Segmentation, Torchvision
+from raytrain import CNN, Adam, Augment, Manifest, MaskFolder, MultiLabel, Regression, Segmentation, Torchvision
 from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 
@@ -178,9 +178,12 @@ def test_other_separators_and_numbers_as_classes_are_noted(photos: Path, capsys:
         ("t.csv", {"file": "paths", "label": CLASSES, "age": AGES}, "--path file"),
         ("t.csv", {"file": "paths", "age": AGES, "split": ["train"] * 15 + ["val"] * 5}, "--path file --target age"),
         ("t.csv", {"file": "paths", "seg": "masks", "kind": CLASSES}, "--path file --mask seg"),
-        ("t.csv", {"my file": "names", "kind": CLASSES}, "--path 'my file' --folder {}/images --label kind"),
+        ("t.csv", {"my file": "names", "kind": CLASSES}, "--path 'my file' --label kind --folder {}/images"),
         ("t.jsonl", {"file": "paths", "tags": TAGS}, "--path file --labels tags"),
         ("t.parquet", {"photo": "bytes", "age": AGES}, "--bytes photo --target age"),
+        ("t.csv", {"path": "paths", "haze": BITS, "sun": BITS[::-1]}, "--target haze sun"),
+        ("t.csv", {"path": "paths", "ill": [bit == 1 for bit in BITS]}, "--label ill"),
+        ("t.csv", {"path": "paths", "kind": CLASSES, "part": ["train", "valid"] * 10}, "--label kind --split part"),
     ],
 )
 def test_the_error_has_the_command_where_the_table_tells(
@@ -230,6 +233,10 @@ def test_a_table_that_does_not_tell_gets_the_flags(photos: Path, capsys: Capture
             "--target class",
             "column 'class' must hold numbers, or lists of them that are equally long, got 'red' in row 0",
         ),
+        (
+            "--label age",
+            "no class has two images, {}; add rows of the split val, or more images; to predict",
+        ),
         ("--label odd", "write their names, or predict the numbers by --target odd"),
         ("--target n", "row 3 has no number in column 'n', {}; fill it, or remove the row"),
         ("--bytes class --label class", "column 'class' is both --bytes and --label"),
@@ -255,6 +262,20 @@ def test_flags_of_tables_are_refused_for_folders(photos: Path, capsys: Capture) 
     assert f"there are no folders of images, but a table, {photos}/images; did you mean `raytrain new " in said
     said = fails(capsys, "new", photos / "no.csv", "--label", "kind", "--out", photos / "x.py")
     assert "no such file" in said and "no.csv" in said
+
+
+def test_a_table_at_a_url_is_read(photos: Path, capsys: Capture, s3: str) -> None:
+    write(photos / "t.csv", {"file": paths(), "age": AGES})
+    system, root = fs.FileSystem.from_uri(f"{s3}/new")
+    fs.copy_files(str(photos), root, destination_filesystem=system)
+    said = fails(capsys, "new", f"{s3}/new/t.csv", "--out", photos / "x.py")
+    assert f"`raytrain new {s3}/new/t.csv --path COLUMN --target age`" in said
+    succeeds(capsys, "new", f"{s3}/new/t.csv", "--path", "file", "--target", "age", "--out", photos / "x.py")
+    source = written(photos / "x.py")[1]
+    assert source == Manifest(f"{s3}/new/t.csv", path="file", target=("age",), size=32, augment=Augment(flip=0.5))
+    assert "16 images to train on" in (photos / "x.py").read_text()
+    succeeds(capsys, "new", f"{s3}/new", "--out", photos / "y.py")
+    assert isinstance(data := load(photos / "y.py")[0].data, MaskFolder) and data.root == f"{s3}/new"
 
 
 def test_tables_in_folders_and_patterns_are_read(photos: Path, capsys: Capture) -> None:

@@ -11,8 +11,8 @@ from raytrain.cli.flags.parsing import FLAT, parse
 from raytrain.tools.new_table import Columns
 
 
-def new(arguments: list[str]) -> tuple[Path, Path, Columns]:
-    """Return the folder or the table of images, the file to write, and the columns of a table."""
+def new(arguments: list[str]) -> tuple[str, Path, Columns]:
+    """Return the folder or the table of images or its URL, the file to write, and the columns of a table."""
 
     def command(
         folder: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FOLDER|TABLE")]],
@@ -29,4 +29,4 @@ def new(arguments: list[str]) -> tuple[Path, Path, Columns]:
         return folder, out, columns
 
     folder, out, columns = parse(command, arguments, "raytrain new")
-    return Path(folder), Path(out), columns
+    return folder, Path(out), columns
