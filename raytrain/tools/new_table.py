@@ -100,10 +100,17 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     data = data if given.keys() & {"path", "bytes"} else data.with_images()
     tables = with_pillow().tables
     schema = tables.schema(tables.files(root)[0])
+    if len(schema.names) == 1:  # which may be separated otherwise: the source says so
+        return data
+    shown = errors.listed((name if name and name == name.strip() else repr(name) for name in schema.names), 12)
+    for column, flag in _roles(given):
+        if column not in schema.names:
+            how = f"{errors.nearest(column, schema.names)}name another by --{flag} COLUMN"
+            raise errors.UserError(f"the table has no column {column!r}: its columns are {shown}", root, how)
     wanted = [] if data.bytes else ["path"]
     wanted += [] if given.keys() & {"labels", "target", "mask"} else ["label"]
     lacking = [name for name in wanted if name not in given and getattr(data, name) not in schema.names]
-    if not lacking or len(schema.names) == 1:  # which may be separated otherwise: the source says so
+    if not lacking:
         return data
     found = _Guess(data, schema, lacking).flags()
     flags = {name: list(value) if isinstance(value, tuple) else [value] for name, value in columns.given().items()}
@@ -113,9 +120,7 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     how = f"did you mean {command}?" if ["COLUMN"] not in flags.values() else f"name its columns: {command}"
     if flags.get("label") == ["COLUMN"]:
         how += ", or in place of --label --labels (several classes of an image), --target (numbers) or --mask (masks)"
-    names = [name if name and name == name.strip() else repr(name) for name in schema.names]
-    what = f"the table has no column {getattr(data, lacking[0])!r}: its columns are {errors.listed(names, 12)}"
-    raise errors.UserError(what, root, how)
+    raise errors.UserError(f"the table has no column {lacking[0]!r}: its columns are {shown}", root, how)
 
 
 def _answered(name: str, found: dict[str, list[str]]) -> bool:
@@ -132,12 +137,17 @@ def _check(given: dict[str, Any], root: str) -> None:
         what = "--separator stands between the names of several classes"
         raise errors.UserError(what, root, "name their column by --labels COLUMN")
     seen: dict[str, str] = {}
-    for name in ("path", "bytes", *_PREDICTED, "split"):
-        for column in given.get(name, ()) if name == "target" else [given[name]] if name in given else ():
-            if column in seen:
-                twice = "twice in --target" if seen[column] == name else f"both --{seen[column]} and --{name}"
-                raise errors.UserError(f"column {column!r} is {twice}", root, "name each column once")
-            seen[column] = name
+    for column, name in _roles(given):
+        if column in seen:
+            twice = "twice in --target" if seen[column] == name else f"both --{seen[column]} and --{name}"
+            raise errors.UserError(f"column {column!r} is {twice}", root, "name each column once")
+        seen[column] = name
+
+
+def _roles(given: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return each column that is given, and the flag that names it."""
+    named = [(name, given[name]) for name in ("path", "bytes", *_PREDICTED, "split") if name in given]
+    return [(column, name) for name, value in named for column in ([value] if isinstance(value, str) else value)]
 
 
 def check_files(data: Manifest, train: Index) -> None:
@@ -239,20 +249,21 @@ class _Guess:
         """Return the flag that fits the values of a column, or nothing; "bit" for 0 and 1, which are two classes or
         tell whether an image is of one."""
         kind = self._types[name]
-        if kind.startswith("struct"):
-            return ""
         numbers = re.search(r"double|float|decimal", kind) is not None
         if "list<" in kind:
             return "target" if numbers else "labels"
-        if numbers:
+        if numbers and not kind.startswith(("struct", "map")):
             return "target"
+        whole = kind.startswith(("int", "uint"))
+        if not whole and not kind.startswith(("string", "large_string", "dictionary", "bool")):
+            return ""
         column = self._table[name]
-        known = [str(one) for one in column.drop_null().unique().to_pylist()]
-        few = 2 <= len(known) <= len(column) // 2
+        known = {str(one) for one in column.drop_null().unique().to_pylist()}
         if known and {one.strip().lower() for one in known} <= {name for names in SPLITS.values() for name in names}:
             return "split"
-        if {*known} == {"0", "1"}:
+        if known == {"0", "1"}:
             return "bit"
-        if kind.startswith(("int", "uint")):
-            return "label" if few and {*known} == {*map(str, range(len(known)))} else "target"
-        return "label" if few and ("string" in kind or kind == "bool") else ""
+        few = 2 <= len(known) <= len(column) // 2
+        if whole:
+            return "label" if few and known == {*map(str, range(len(known)))} else "target"
+        return "label" if few else ""

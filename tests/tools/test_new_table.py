@@ -218,12 +218,12 @@ def test_a_table_that_does_not_tell_gets_the_flags(photos: Path, capsys: Capture
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--label clas", "no column 'clas', {}; did you mean class? the columns are path, class, age, n, odd"),
-        ("--target ag", "no column 'ag', {}; did you mean age? "),
         (
-            "--label class --path no",
-            "the columns are path, class, age, n, odd; name the one with the images' files by --path",
+            "--label clas",
+            "no column 'clas': its columns are path, class, age, n, odd, {}; did you mean class? name",
         ),
+        ("--target ag", "no column 'ag': its columns are path, class, age, n, odd, {}; did you mean age? "),
+        ("--path clas", "did you mean class? name another by --path COLUMN"),
         ("--label class --target age", "--label and --target both are what is to be predicted, {}; leave --label or"),
         ("--path path --bytes path", "--path and --bytes both hold the images, {}; leave --path or --bytes out"),
         ("--label path --path path", "column 'path' is both --path and --label, {}; name each column once"),
