@@ -20,6 +20,8 @@ _WITH_BYTES = (".parquet", ".pq", ".arrow")
 _PREDICTED = ("label", "labels", "target", "mask")
 _ROWS = 32
 """Rows whose paths are looked for."""
+_CLASSES = 20
+"""Numbers from 0 without gaps that are taken for classes."""
 _FOLDERS = 100
 """Folders beside a table in which they are looked for."""
 
@@ -264,6 +266,8 @@ class _Guess:
         if known == {"0", "1"}:
             return "bit"
         few = 2 <= len(known) <= len(column) // 2
+        if whole and few and known == {*map(str, range(len(known)))}:
+            return "label" if len(known) <= _CLASSES else ""  # ages are such numbers too
         if whole:
-            return "label" if few and known == {*map(str, range(len(known)))} else "target"
+            return "target"
         return "label" if few else ""

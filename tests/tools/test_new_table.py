@@ -207,6 +207,8 @@ def test_a_table_that_does_not_tell_gets_the_flags(photos: Path, capsys: Capture
     assert (
         f"name its columns: `raytrain new {table} --path file --label COLUMN`, or in place of --label --labels" in said
     )
+    ages = write(photos / "ages.csv", {"path": paths() * 3, "age": [number // 2 for number in range(3 * COUNT)]})
+    assert f"`raytrain new {ages} --label COLUMN`, or" in fails(capsys, "new", ages, "--out", photos / "x.py")
     (photos / "gone.csv").write_text("file,kind\nno.png,a\nnot.png,b\n")
     said = fails(capsys, "new", photos / "gone.csv", "--out", photos / "x.py")
     assert "--path COLUMN --label COLUMN`" in said
