@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ class HyperBand(ASHA):
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's HyperBandScheduler."""
-        kind = _keeping_brackets(tune.HyperBandScheduler)
+        kind = steady(tune.HyperBandScheduler, tune)
         return kind(time_attr=TIME, max_t=length, reduction_factor=self.reduction_factor)
 
 
@@ -176,7 +176,7 @@ class MedianStopping(Early):
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's MedianStoppingRule."""
-        return tune.MedianStoppingRule(
+        return steady(tune.MedianStoppingRule, tune)(
             time_attr=TIME,
             grace_period=self.grace_epochs,
             min_samples_required=self.samples,
@@ -279,11 +279,17 @@ class PB2(PBT):
             return chosen(taker)
 
 
-def _keeping_brackets(kind: type[TrialScheduler]) -> Callable[..., TrialScheduler]:
-    """Return Tune's HyperBand, under which a trial whose process was lost stays in its bracket. Tune would move it to
-    the newest one, so that what is stopped would depend on what was lost."""
+def steady(kind: type[TrialScheduler], tune: Any) -> Any:
+    """Return a class of Tune's schedulers, under which it changes no decision that a trial's process was lost.
 
-    class Brackets(kind):
+    HyperBand would move the trial to its newest bracket. The rule of the median would count validations twice, all of
+    which the trial reports again.
+
+    Args:
+        tune: the module `ray.tune.schedulers`.
+    """
+
+    class KeepingBrackets(kind):
         def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
             known: set[Any] = vars(self).setdefault("known", set())
             if trial not in known:
@@ -294,7 +300,16 @@ def _keeping_brackets(kind: type[TrialScheduler]) -> Callable[..., TrialSchedule
             if trial.status != trial.ERROR:  # it has that already where Tune starts it again
                 super().on_trial_error(tune_controller, trial)
 
-    return Brackets
+    class HearingOnce(kind):
+        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+            known = vars(self)["_results"].get(trial)
+            if known and result[TIME] <= known[-1][TIME]:
+                return self.CONTINUE
+            return super().on_trial_result(tune_controller, trial, result)
+
+    if issubclass(kind, tune.HyperBandScheduler):
+        return KeepingBrackets
+    return HearingOnce if issubclass(kind, tune.MedianStoppingRule) else kind
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from raytrain import config, errors
 from raytrain.config import at_least
 from raytrain.sweep.objective import Objective
-from raytrain.sweep.schedulers import SCORE, TIME, Early
+from raytrain.sweep.schedulers import SCORE, TIME, Early, steady
 from raytrain.sweep.space import Axis
 from raytrain.user_code.wrappers import Wrapped, Wraps, target_of, where_is
 
@@ -62,7 +62,9 @@ class TuneScheduler(Wrapped, Early):
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> Any:
         """Return Tune's scheduler."""
-        return self._made(length)
+        found = self._made(length)
+        found.__class__ = steady(type(found), tune)
+        return found
 
     def _made(self, length: int) -> Any:
         """Return a new scheduler.

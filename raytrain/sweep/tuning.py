@@ -316,7 +316,10 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
         ),
         run_config=tune.RunConfig(
             name="tune",
-            **kept,
+            storage_path=kept,
+            # Tune would save a trial before it stops it, and start it again if its process is lost meanwhile, without
+            # the decision to stop it.
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             stop=_Stop(trials),
             failure_config=tune.FailureConfig(max_failures=s.retries),
             callbacks=[_Watch(trials), *callbacks],
@@ -325,19 +328,18 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     )
 
 
-def _away(trials: Trials) -> tuple[tuple[str, Any] | None, dict[str, Any]]:
+def _away(trials: Trials) -> tuple[tuple[str, Any] | None, str]:
     """Return the URL and the desk of a sweep whose directory is on this node alone, and where Tune keeps what trials
     save: at a pause for themselves, or for others."""
     uploads = trials.away
     if uploads is None:
-        return None, {"storage_path": str((trials.path / "logs").absolute())}
+        return None, str((trials.path / "logs").absolute())
     there = desk.open_desk(trials.path)
     uploads.collect = partial(desk.collect, trials.path, uploads.where)
     uploads.notes = partial(desk.said, there)
     if trials.sweep.scheduler.together:
-        return (uploads.where, there), {"storage_path": location.join(uploads.where, "logs")}
-    nothing = tune.CheckpointConfig(checkpoint_at_end=False)
-    return (uploads.where, there), {"storage_path": str(trials.path / "logs"), "checkpoint_config": nothing}
+        return (uploads.where, there), location.join(uploads.where, "logs")
+    return (uploads.where, there), str(trials.path / "logs")
 
 
 def _trainable(trials: Trials, shelf: dict[str, Any], away: tuple[str, Any] | None) -> Any:

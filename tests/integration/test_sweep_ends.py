@@ -110,6 +110,37 @@ def test_process_that_ends_between_two_trials_costs_a_retry_and_no_trial(tmp_pat
     assert [(one["status"], one["attempts"]) for one in found] == [("completed", 1)] * 3
 
 
+SAVING = """
+import os
+from dataclasses import dataclass
+from raytrain import ASHA, MLP, SGD, Digits, Experiment, Grid, Sweep
+
+@dataclass(frozen=True)
+class Net(MLP):
+    def build(self, sample, classes):
+        from raytrain.sweep.trial import Trial
+        Trial.save_checkpoint = lambda self, folder: os._exit(1)
+        return super().build(sample, classes)
+
+sweep = Sweep(
+    Experiment(Net(hidden=(8,)), Digits(), optimizer=SGD(momentum=0.9), epochs=3),
+    (Grid("optimizer.lr", (0.05, 0.001, 0.0001)),),
+    scheduler=ASHA(reduction_factor=2),
+    concurrent=1,
+)
+"""
+
+
+def test_no_process_saves_a_trial_that_a_scheduler_has_stopped(tmp_path: Path) -> None:
+    """If it were lost meanwhile, Tune would start the trial again and forget that it was to stop."""
+    (tmp_path / "saving.py").write_text(SAVING)
+    assert cli.run(["sweep", str(tmp_path / "saving.py"), "--out", str(tmp_path), "--name", "sweep"]) == 0
+    found = sweep_run.SweepRun(tmp_path / "sweep").trials
+    assert [(one["status"], one["epochs"], one["attempts"]) for one in found] == [
+        ("completed", 3, 1), ("stopped", 1, 1), ("stopped", 1, 1),
+    ]  # fmt: skip
+
+
 def test_hosts_answer_while_they_are_alive() -> None:
     import ray
 

@@ -46,6 +46,7 @@ from raytrain.sweep.trials import Trials
 from raytrain.sweep.tune_callback import Told
 
 tune = pytest.importorskip("ray.tune")
+from ray.tune import schedulers  # noqa: E402
 from ray.tune.logger import CSVLoggerCallback  # noqa: E402
 from ray.tune.schedulers import (  # noqa: E402
     AsyncHyperBandScheduler,
@@ -391,9 +392,9 @@ def test_trial_reports_its_time_in_the_units_of_the_scheduler() -> None:
 
 def test_schedulers_get_the_length_of_a_trial_and_pause_only_together() -> None:
     halving = TuneScheduler(AsyncHyperBandScheduler, grace_period=2)
-    made = halving.build(None, (), 7, 0)
+    made = halving.build(schedulers, (), 7, 0)
     assert (made._max_t, made._time_attr) == (7, "trained") and not halving.together
-    assert TuneScheduler(AsyncHyperBandScheduler, max_t=3).build(None, (), 7, 0)._max_t == 3
+    assert TuneScheduler(AsyncHyperBandScheduler, max_t=3).build(schedulers, (), 7, 0)._max_t == 3
     assert TuneScheduler(HyperBandScheduler).together and TuneScheduler(MedianStoppingRule).together
     assert not TuneScheduler(FIFOScheduler).together and TuneScheduler(FIFOScheduler, pauses=True).together
     assert TuneScheduler(AsyncHyperBandScheduler, unit_steps=5).unit_steps == 5 and halving.unit_steps is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from ray.exceptions import (
     RayActorError,
     RayTaskError,
 )
+from ray.tune import schedulers
 from ray.tune.experiment import Trial
 
+from raytrain import MedianStopping, TuneScheduler
 from raytrain.driver.endings import HostLost, RunFailed
 from raytrain.driver.failures import end_of_actor
 from raytrain.driver.ray_internals import tune_recovery
+from raytrain.sweep.schedulers import SCORE, TIME
 from raytrain.sweep.tuning import _lost_its_host
 
 
@@ -94,3 +98,26 @@ def test_error_of_a_trial_is_there_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert str(tune_recovery.error_of(trial)) == str(UNREACHABLE)
     (tmp_path / "error.pkl").write_bytes(b"no pickle")
     assert isinstance(tune_recovery.error_of(trial), Exception)
+
+
+def median_rule(samples: int) -> schedulers.MedianStoppingRule:
+    return schedulers.MedianStoppingRule(time_attr=TIME, grace_period=1, min_samples_required=samples)
+
+
+@pytest.mark.parametrize("scheduler", [MedianStopping(samples=1), TuneScheduler(median_rule, samples=1)])
+def test_a_trial_that_reports_again_counts_once_in_the_median(scheduler: Any) -> None:
+
+    def decision(heard: list[tuple[Trial, int, float]]) -> str:
+        """Of the last report."""
+        rule = scheduler.build(schedulers, (), 4, 0)
+        assert rule.set_search_properties(SCORE, "min")
+        controller: Any = SimpleNamespace(get_live_trials=list)
+        return [rule.on_trial_result(controller, one, {TIME: time, SCORE: score}) for one, time, score in heard][-1]
+
+    first, second = Trial("trainable", stub=True), Trial("trainable", stub=True)
+    reports = [(first, 1, 4.0), (first, 2, 3.0), (first, 3, 2.0)]
+    later = [(second, 1, 3.6), (second, 2, 3.6)]
+    assert decision([*reports, *later]) == "STOP", "3.6 is worse than 3.5, the mean of 4 and 3"
+    for lost in (1, 2, 3):
+        assert decision([*reports[:lost], *reports, *later]) == "STOP"
+    assert decision([*reports[:1], *reports, (second, 1, 3.6), (second, 2, 3.4)]) == "CONTINUE"
