@@ -280,10 +280,11 @@ class PB2(PBT):
 
 
 def steady(kind: type[TrialScheduler], tune: Any) -> Any:
-    """Return a class of Tune's schedulers, under which it changes no decision that a trial's process was lost.
+    """Return a class of Tune's schedulers, under which it changes no decision that a process or the driver was lost.
 
-    HyperBand would move the trial to its newest bracket. The rule of the median would count validations twice, all of
-    which the trial reports again.
+    HyperBand would move a trial whose process was lost to its newest bracket, or compare it before it is back; and it
+    would train on for ever what waits for trials that ended before the sweep was resumed. The rule of the median would
+    count validations twice, all of which a trial reports again.
 
     Args:
         tune: the module `ray.tune.schedulers`.
@@ -297,8 +298,24 @@ def steady(kind: type[TrialScheduler], tune: Any) -> Any:
                 super().on_trial_add(tune_controller, trial)
 
         def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-            if trial.status != trial.ERROR:  # it has that already where Tune starts it again
+            if trial.status != trial.ERROR:
                 super().on_trial_error(tune_controller, trial)
+                return
+            reports = vars(self)["_trial_info"][trial][0]._live_trials  # Tune starts it again, and it reports again
+            if trial in reports:
+                reports[trial] = None
+
+        def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+            super().on_trial_remove(tune_controller, trial)
+            bracket = vars(self)["_trial_info"][trial][0]
+            if bracket.finished():
+                bracket.cleanup_full(tune_controller)
+
+        def _process_bracket(self, tune_controller: Any, bracket: Any) -> Any:
+            try:
+                return super()._process_bracket(tune_controller, bracket)  # type: ignore[misc]
+            finally:
+                bracket.is_being_processed = False  # else it were never again when a trial is removed
 
     class HearingOnce(kind):
         def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
