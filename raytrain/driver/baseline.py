@@ -83,7 +83,7 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Basel
     scores = ", ".join(f"{name} {_rounded(found[name]):.4g}" for name in first if name in found)
     few = len(val) < len(indices["val"]) or len(train) < len(indices["train"])
     of = f" (of {len(train):,} and {len(val):,} samples)" if few else ""
-    note = ""
+    note = task.constant_note(wanted)
     if len(names) == 1 and task.kind == "label":
         note = f"the data has one class, {names[0]!r}: there is nothing to tell apart, and every answer is right"
     return Baseline(found, f"{scores}, by {task.constant_words(answer, names)}{of}", note)

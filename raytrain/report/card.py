@@ -176,6 +176,9 @@ def _input(facts: _Facts, module: torch.nn.Module, file: Path) -> str:
         outputs = module(torch.zeros((1, *sample), dtype=getattr(torch, seen)))
     if isinstance(outputs, torch.Tensor):
         meaning = next((text for kind, text in _MEANINGS.items() if isinstance(experiment.task, kind)), "")
+        task = experiment.task
+        if isinstance(task, Regression) and not program and (task.mean or task.std):
+            meaning += f", scaled: times {_numbers(task.std or (1.0,))}, plus {_numbers(task.mean or (0.0,))}"
         form = f"{str(outputs.dtype).removeprefix('torch.')} {_shape(outputs.shape[1:])}"
         rows.append(("output", form + (f": {meaning}" if meaning else "")))
     return _table(("", ""), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raytrain.data.source import Index
+
+_SHOWN = 4
+"""Numbers whose means a note shows."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,17 @@ class Regression(Supervised):
     `metrics`."""
     metrics: tuple[Metric, ...] = field(default_factory=lambda: (MAE(), RMSE(), R2()), kw_only=True)  # type: ignore[assignment]
     """What an evaluation measures besides; each value can be `monitor`."""
+    mean: tuple[float, ...] = field(default=(), kw_only=True)
+    """Mean of the training targets, of all numbers or of each. The model learns (target - mean) / std, so that learning
+    rates, the loss and `huber_delta` do not depend on the targets' units. Metrics, predictions and exported programs
+    have the targets' units."""
+    std: tuple[float, ...] = field(default=(), kw_only=True)
+    """Standard deviation of the training targets, of all numbers or of each."""
 
     def __post_init__(self) -> None:
-        check(self, huber_delta=above(0))
+        finite = (lambda values: all(map(math.isfinite, values)), "with finite numbers")
+        positive = (lambda values: all(0 < value < math.inf for value in values), "with finite numbers above 0")
+        check(self, huber_delta=above(0), mean=finite, std=positive)
         self.check_metrics()
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
@@ -60,30 +72,71 @@ class Regression(Supervised):
             what = f"the model gives {list(outputs.shape)} and the targets are {list(wanted.shape)}"
             count = wanted.shape[1:].numel()
             raise errors.UserError(what, "in task", f"let the model end in {count} output{'s' * (count != 1)}")
-        return outputs.reshape(wanted.shape)
+        return self.in_units(outputs.reshape(wanted.shape))
+
+    def in_units(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the model's outputs in the units of the targets."""
+        if not self.mean and not self.std:
+            return outputs
+        outputs = losses().wide(outputs)
+        return outputs * self._of_each(self.std, 1.0, outputs) + self._of_each(self.mean, 0.0, outputs)
+
+    def _of_each(self, values: tuple[float, ...], default: float, outputs: torch.Tensor) -> torch.Tensor | float:
+        """Return the mean or the standard deviation as it suits outputs or targets [n, ...]."""
+        if len(values) < 2:
+            return values[0] if values else default
+        shape = outputs.shape[1:]
+        if shape.numel() != len(values):
+            what = f"mean and std must have one number or {shape.numel()}, as many as the target, got {len(values)}"
+            raise errors.UserError(what, "in task", "give one for each number of the target")
+        found = losses().numbers(values, outputs.device)
+        assert found is not None
+        return found.reshape(shape)
 
     def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return the error of each sample."""
+        """Return the error of each sample, divided by std."""
         outputs = losses().wide(outputs)
-        return losses().distances(outputs, wanted.to(outputs.dtype), self.error, self.huber_delta)
+        wanted = wanted.to(outputs.dtype)
+        if self.std:
+            std = self._of_each(self.std, 1.0, outputs)
+            outputs, wanted = outputs / std, wanted / std
+        return losses().distances(outputs, wanted, self.error, self.huber_delta)
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return the numbers as columns: the target's name, with a number behind it if there are several."""
-        rows, name = outputs.float().reshape(_count(outputs), -1).tolist(), self.target or "prediction"
+        outputs, name = self.in_units(outputs.float()), self.target or "prediction"
+        rows = outputs.reshape(_count(outputs), -1).tolist()
         return [
             {name: row[0]} if len(row) == 1 else {f"{name}_{number}": value for number, value in enumerate(row)}
             for row in rows
         ]
 
     def constant(self, wanted: torch.Tensor, classes: int) -> torch.Tensor:
-        """Return the mean of the targets for squared errors, else their median."""
+        """Return what gives the mean of the targets for squared errors, else their median."""
         numbers = wanted.double()
-        return (numbers.mean(0) if self.error == "mse" else numbers.quantile(0.5, 0)).float()
+        answer = numbers.mean(0) if self.error == "mse" else numbers.quantile(0.5, 0)
+        scaled = (answer[None] - self._of_each(self.mean, 0.0, wanted)) / self._of_each(self.std, 1.0, wanted)
+        return scaled[0].float()
 
     def constant_words(self, answer: torch.Tensor, classes: tuple[str, ...]) -> str:
         """Return the number, or which numbers."""
         which = "mean" if self.error == "mse" else "median"
-        return f"always the {which}" + (f", {float(answer):.4g}" if answer.numel() == 1 else " of each target")
+        if answer.numel() > 1:
+            return f"always the {which} of each target"
+        return f"always the {which}, {float(self.in_units(answer[None])):.4g}"
+
+    def constant_note(self, wanted: torch.Tensor) -> str:
+        """Return a line where the targets are far from a mean of 0 and a standard deviation of 1."""
+        numbers = wanted.double().flatten(1) if wanted.ndim > 1 else wanted.double()[:, None]
+        mean, std = numbers.mean(0), numbers.std(0, correction=0)
+        far = (std > 10) | (std < 0.1) | (mean.abs() > 10 * std)
+        if self.mean or self.std or not far.any() or not (std > 0).all():
+            return ""
+        values = [", ".join(f"{value:.4g}" for value in one.tolist()) for one in (mean, std)]
+        comma = "," if len(mean) == 1 else ""
+        how = f"Regression(mean=({values[0]}{comma}), std=({values[1]}{comma}))"
+        how = how if len(mean) <= _SHOWN else "set mean and std of Regression"
+        return f"a model learns these numbers faster if they are scaled: {how}"
 
     def check_data(self, index: Index) -> None:
         """Check that there is the target's field."""

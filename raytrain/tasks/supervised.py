@@ -153,6 +153,10 @@ class Supervised(Task):
         """Return what `constant` answers, for people."""
         return "the same for every sample"
 
+    def constant_note(self, wanted: torch.Tensor) -> str:
+        """Return a line for the plan about the targets of training samples, [n, ...]; by default none."""
+        return ""
+
 
 _KINDS = {
     "label": "one label a sample",

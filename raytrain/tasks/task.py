@@ -98,6 +98,10 @@ class Task:
             "write `def predictions(self, outputs, classes)`, or use the model: raytrain.Run(path).model()",
         )
 
+    def in_units(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the model's outputs as exported programs give them: as they are by default."""
+        return outputs
+
     def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of what `probabilities` are of: the data's classes by default."""
         return classes

@@ -30,6 +30,7 @@ from raytrain.data.transforms import Normalise, center_crop
 from raytrain.order import Shard
 from raytrain.run.exported import METADATA
 from raytrain.run.run import Run
+from raytrain.tasks.task import Task
 from raytrain.tools.inference import check_input
 from raytrain.tools.output import WEIGHTS, check_onnx, check_output, write_file
 
@@ -68,13 +69,15 @@ class Deployed(nn.Module):
         model: takes prepared samples.
         side: of the central square that the model sees; None for all of an image.
         normalise: of images; None for input that the model takes as it is stored.
+        task: gives the outputs their units.
     """
 
     shift: torch.Tensor
     scale: torch.Tensor
 
-    def __init__(self, model: nn.Module, side: int | None, normalise: Normalise | None):
+    def __init__(self, model: nn.Module, side: int | None, normalise: Normalise | None, task: Task):
         super().__init__()
+        self.task = task
         self.model, self.side, self.image = model, side, normalise is not None
         if normalise is not None:
             self.register_buffer("shift", normalise.shift, persistent=False)
@@ -85,7 +88,7 @@ class Deployed(nn.Module):
         if self.image:
             cut = center_crop(stored, self.side).to(torch.float32)
             stored = (cut - self.shift) * self.scale  # the operations of Normalise, in its order
-        return self.model(stored)
+        return self.task.in_units(self.model(stored))
 
 
 def export(run: Run, file: Path, which: str = "best") -> Parity | None:
@@ -124,7 +127,7 @@ def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parit
     index = checked_indices(data)["val"]
     check_input(data, index, run.checkpoint(which))
     field, prepare = index.input, Prepare(data, index)
-    deployed = Deployed(model, data.input_side, prepare.normalise.get(field.name)).eval()
+    deployed = Deployed(model, data.input_side, prepare.normalise.get(field.name), run.experiment.task).eval()
     stored, expected = _expected(run, index, prepare, model)
     path = run.checkpoint(which)
     metadata = {
@@ -173,7 +176,7 @@ def _expected(run: Run, index: Index, prepare: Prepare, model: nn.Module) -> tup
     if bad := int(found.isnan().reshape(len(found), -1).any(1).sum()):
         what = f"the model's own outputs are not a number for {bad} of {len(found)} validation samples"
         raise errors.UserError(what, run.where, "export another --checkpoint, or .pth or .safetensors")
-    return tensors[name].clone(), found.clone()
+    return tensors[name].clone(), run.experiment.task.in_units(found.clone())
 
 
 def _traced(run: Run, module: Deployed, sample: torch.Tensor) -> torch.export.ExportedProgram:

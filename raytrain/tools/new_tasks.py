@@ -20,8 +20,6 @@ _UNEVEN = 1.5
 """Ratio of the largest to the smallest class above which weights are suggested."""
 _SHOWN = 3
 """Columns of numbers whose ranges are shown."""
-_RATE = 1e-4
-"""Learning rate of the last layer for numbers of the size 1: Adam moves them by about as many steps to their mean."""
 _WEIGHTS = "The weights are torchvision's, downloaded once. Without them: --model.weights none"
 """Pretrained weights: from nothing, a few hundred photographs teach a ResNet little."""
 
@@ -70,7 +68,7 @@ def predicted(data: FileImages, train: Index, model: str) -> Task:
     values = values.reshape(len(values), -1)
     count = values.shape[1]
     tuned = model.startswith("Torchvision")
-    optimizer = _adam(1e-3, tuned)
+    optimizer = "Adam(lr=1e-3, backbone_lr_factor=0.1)" if tuned else "Adam(lr=1e-3)"
     weights = [_WEIGHTS] if tuned else []
     with_outputs = f"{model.removesuffix(')')}, outputs={count})"
     several = f"with any of {count} class{'es' * (count != 1)} each"
@@ -85,21 +83,21 @@ def predicted(data: FileImages, train: Index, model: str) -> Task:
         return Task(several, comments, with_outputs, optimizer, task)
     of_each = f"with {f'{count} numbers' if count > 1 else 'a number'} each to predict"
     values = values.astype(np.float64)
-    scale = float(max(np.abs(values.mean(0)).max(), values.std(0).max()))
     comments = [*_ranges(names, values), *weights]
-    return Task(of_each, comments, with_outputs, _adam(_RATE * scale, tuned), 'Regression(monitor="val_mae")')
+    return Task(of_each, comments, with_outputs, optimizer, f'Regression(monitor="val_mae"{_scaled(values)})')
 
 
-def _adam(rate: float, tuned: bool) -> str:
-    """Return the code of Adam with a learning rate for the last layer, at least 0.001; other layers do not depend on
-    the size of the numbers that the last one gives.
+def _scaled(values: np.ndarray) -> str:
+    """Return the code of the fields of Regression that scale some numbers, float64 [n, k]."""
+    mean, std = values.mean(0), values.std(0)
+    if not (std > 0).all():
+        return ""
+    return "".join(f", {name}=({_listed(one)})" for name, one in (("mean", mean), ("std", std)))
 
-    Args:
-        tuned: whether the other layers have pretrained weights.
-    """
-    rate, others = max(1e-3, float(f"{rate:.0e}")), 1e-4 if tuned else 1e-3
-    factor = f", backbone_lr_factor={others / rate:.1g}" if others < rate else ""
-    return f"Adam(lr={rate:g}{factor})"
+
+def _listed(numbers: np.ndarray) -> str:
+    """Return the code of a tuple's numbers."""
+    return ", ".join(f"{number:.4g}" for number in numbers) + ("," if len(numbers) == 1 else "")
 
 
 def segmentation(data: MaskedImages, indices: tuple[Index, ...]) -> Task:

@@ -87,6 +87,12 @@ TASKS: dict[str, tuple[Experiment, Callable[..., torch.Tensor]]] = {
         experiment(Regression(target="sizes"), "sizes size", 2),
         lambda output, arrays: nn.MSELoss()(output, arrays["sizes"].float()),
     ),
+    "scaled": (
+        experiment(Regression(target="sizes", mean=(3.0, 5.0), std=(2.0, 0.5)), "sizes size", 2),
+        lambda output, arrays: nn.MSELoss()(
+            output, (arrays["sizes"] - torch.tensor([3.0, 5])) / torch.tensor([2, 0.5])
+        ),
+    ),
     "huber": (
         experiment(Regression(error="huber", huber_delta=0.3, monitor="val_mae"), "size", 1),
         lambda output, arrays: nn.HuberLoss(delta=0.3)(output[:, 0], arrays["size"]),

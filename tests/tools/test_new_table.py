@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from helpers.commands import fails, succeeds, without_ray
 from PIL import Image
 from pyarrow import fs, parquet
 
-from raytrain import CNN, Adam, Augment, Manifest, MaskFolder, MultiLabel, Regression, Segmentation, Torchvision
+from raytrain import CNN, Adam, Augment, Manifest, MaskFolder, MultiLabel, Regression, Segmentation, Task, Torchvision
 from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 
@@ -74,6 +75,10 @@ BITS: list[Any] = [number % 2 for number in range(COUNT)]
 TAGS: list[Any] = [NAMES[: number % 4] for number in range(COUNT)]
 
 
+def unscaled(task: Task) -> Task:
+    return replace(task, mean=(), std=()) if isinstance(task, Regression) else task
+
+
 @pytest.mark.parametrize(
     ("name", "columns", "flags", "data", "task"),
     [
@@ -103,7 +108,7 @@ def test_columns_are_named_by_flags(
     given = {key: (value,) if key == "target" else value for key, value in given.items()} | data
     made, source = written(out)
     assert source == Manifest(str(table), **given, size=32, augment=Augment(flip=0.5))
-    assert task is None or made.task == task
+    assert task is None or unscaled(made.task) == task
     outputs = {Regression: 1, Segmentation: 2}.get(type(task), 0)
     if isinstance(task, Segmentation):
         assert isinstance(made.model, Torchvision) and made.model.outputs == outputs
@@ -128,7 +133,9 @@ def test_numbers_are_described_and_columns_of_0_and_1_are_classes(photos: Path, 
     assert "always each class's share" in said
     succeeds(capsys, "new", table, "--target", "haze", "age", "--out", photos / "b.py")
     made, text = load(photos / "b.py")[0], (photos / "b.py").read_text()
-    assert made.task == Regression(monitor="val_mae") and made.model == CNN(channels=(32, 64, 128), outputs=2)
+    assert isinstance(made.task, Regression) and unscaled(made.task) == Regression(monitor="val_mae")
+    assert len(made.task.mean) == len(made.task.std) == 2
+    assert made.model == CNN(channels=(32, 64, 128), outputs=2)
     assert "with 2 numbers each to predict" in text and "# 'haze' 0 to 1, mean " in text
 
 
@@ -144,16 +151,20 @@ def test_photographs_with_numbers_start_from_pretrained_weights(tmp_path: Path, 
     assert "--model.weights none" in (tmp_path / "a.py").read_text()
 
 
-@pytest.mark.parametrize(("factor", "rate"), [(0.01, 0.001), (10, 0.01), (1e4, 10)])
-def test_the_last_layer_learns_at_the_scale_of_the_numbers(
-    photos: Path, capsys: Capture, factor: float, rate: float
-) -> None:
-    numbers: list[Any] = [factor * number for number in range(COUNT)]
-    table = write(photos / "t.csv", {"path": paths(), "price": numbers})
+def test_numbers_are_scaled_by_those_of_the_training_images(photos: Path, capsys: Capture) -> None:
+    numbers: list[Any] = [4e5 + 100 * number for number in range(COUNT)]
+    table = write(photos / "t.csv", {"path": paths(), "price": numbers, "rooms": [3] * COUNT})
     succeeds(capsys, "new", table, "--target", "price", "--out", photos / "a.py")
-    optimizer = load(photos / "a.py")[0].optimizer
-    assert optimizer.lr == pytest.approx(rate, rel=0.2)
-    assert optimizer.backbone_lr_factor == pytest.approx(min(1, 1e-3 / optimizer.lr), rel=0.2)
+    made, source = written(photos / "a.py")
+    train = source.index()["train"]
+    (prices,) = source.further(train, np.arange(len(train))).values()
+    assert isinstance(made.task, Regression)
+    found = [made.task.mean[0], made.task.std[0]]
+    np.testing.assert_allclose(found, [prices.mean(dtype=np.float64), prices.std(dtype=np.float64)], rtol=1e-3)
+    said = succeeds(capsys, "train", photos / "a.py", "--dry_run", "--scaling.workers", 0)
+    assert "if they are scaled" not in said and "by always the mean, 4" in said
+    succeeds(capsys, "new", table, "--target", "rooms", "--out", photos / "b.py")
+    assert load(photos / "b.py")[0].task == Regression(monitor="val_mae"), "they are all alike"
 
 
 def test_other_separators_and_numbers_as_classes_are_noted(photos: Path, capsys: Capture) -> None:
