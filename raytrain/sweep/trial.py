@@ -138,7 +138,8 @@ class Trial(tune.Trainable):
             self.attempt.stop()
             self.attempt = self._attempt()
             self.attempt.skip = len(self.rows)
-        return {"pool": pool.name, "taken": self._taken()}
+        # The checkpoint may be newer than what Tune has heard, in a sweep that was resumed.
+        return {"pool": pool.name, "taken": self._taken(), "heard": len(self.rows)}
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
         """Load what this trial kept before a pause."""
@@ -156,7 +157,7 @@ class Trial(tune.Trainable):
         if newest is None or newest.name != pool.name.partition("_")[2]:
             with self.node.quiet() if self.node else contextlib.nullcontext():
                 adopt(self.run, pool)
-        self._anew(record.validations(pool))
+        self._anew(record.validations(pool)[: checkpoint["heard"]])
 
     def _taken(self) -> int:
         """Return how often the trial has taken weights."""
