@@ -192,6 +192,7 @@ def test_failed_request_is_made_up_by_the_next_checkpoint(s3: str, tmp_path: Pat
     check(plain, tmp_path / "look", step, step)
 
 
+@pytest.mark.slow
 def test_the_points_are_counted() -> None:
     print(COUNTS)
     assert COUNTS["kill"] > 60 and COUNTS["torn"] >= 12 and COUNTS["goes on elsewhere"] >= 8
