@@ -109,7 +109,7 @@ def test_searcher_scheduler_and_callback_of_tune_go_on_as_if_undisturbed(s3: str
     assert said.keys() == expected.keys()
     for name, lines in expected.items():
         assert [*dict.fromkeys(said[name])] == lines, "in order, and none is missing"
-        if name != "trial_0003.txt":
+        if name < "trial_0003.txt":  # later ones may have trained before the kill, and their files were not stored
             assert said[name] == lines, "nothing is heard twice of trials that did not train then"
 
 
