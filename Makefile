@@ -32,7 +32,7 @@ slow-test: setup
 	$(BIN)/python -m pytest -m slow
 
 SEED ?= 0
-# Kills N drivers of sweeps, and as many processes of trials, for each kind of search and scheduler; a kill takes one to two minutes on two cores.
+# Kills N drivers of sweeps, and as many processes of trials, for each kind of search and scheduler; a kill takes about a minute on two cores.
 sweep-faults: setup
 	SEED=$(SEED) PYTHONPATH=tests $(BIN)/python -m harness.faults.sweeps_table $(or $(N),20) $(KINDS)
 

@@ -18,7 +18,10 @@ from raytrain.data.images import SPLITS, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".arrow")
+WITH_BYTES = (".parquet", ".pq", ".arrow")
+"""Suffixes of tables that can hold the images' bytes."""
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", *WITH_BYTES)
+"""Suffixes of tables."""
 _BYTES = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary")
 """What Arrow's types of bytes are called."""
 _TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))

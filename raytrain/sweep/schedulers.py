@@ -280,11 +280,11 @@ class PB2(PBT):
 
 
 def steady(kind: type[TrialScheduler], tune: Any) -> Any:
-    """Return a class of Tune's schedulers, under which it changes no decision that a process or the driver was lost.
+    """Return a class of Tune's schedulers whose decisions do not depend on lost processes and resumed sweeps.
 
-    HyperBand would move a trial whose process was lost to its newest bracket, or compare it before it is back; and it
-    would train on for ever what waits for trials that ended before the sweep was resumed. The rule of the median would
-    count validations twice, all of which a trial reports again.
+    After the loss of its process a trial reports all its validations again. HyperBand would move it to the newest
+    bracket, or compare it before it is back, and the rule of the median would count the validations twice. In a resumed
+    sweep HyperBand would not stop what waits for trials that had ended before.
 
     Args:
         tune: the module `ray.tune.schedulers`.
@@ -315,7 +315,7 @@ def steady(kind: type[TrialScheduler], tune: Any) -> Any:
             try:
                 return super()._process_bracket(tune_controller, bracket)  # type: ignore[misc]
             finally:
-                bracket.is_being_processed = False  # else it were never again when a trial is removed
+                bracket.is_being_processed = False  # Tune leaves it True, and then compares nothing more
 
     class HearingOnce(kind):
         def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:

@@ -13,10 +13,9 @@ from raytrain import errors
 from raytrain.data import Index, Manifest
 from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
-from raytrain.data.manifest import TABLES
+from raytrain.data.manifest import TABLES, WITH_BYTES
 from raytrain.files import expanded
 
-_WITH_BYTES = (".parquet", ".pq", ".arrow")
 _PREDICTED = ("label", "labels", "target", "mask")
 _ROWS = 32
 """Rows whose paths are looked for."""
@@ -64,7 +63,7 @@ def is_table(root: str) -> bool:
     files, folders = entries(root)
     if "train" in (splits := split_folders(folders)):
         files, folders = entries(root, splits["train"])
-    return not folders and any(name.lower().endswith(_WITH_BYTES) for name in files)
+    return not folders and any(name.lower().endswith(WITH_BYTES) for name in files)
 
 
 def entries(root: str, folder: str = "") -> tuple[list[str], list[str]]:

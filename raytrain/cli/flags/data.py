@@ -16,12 +16,13 @@ from raytrain.config import above, at_least, check
 from raytrain.data import MNIST, Data, ImageFolder, Manifest, Packed, WebDataset, maskfolder
 from raytrain.data.images import SPLITS
 from raytrain.data.late import with_pillow
+from raytrain.data.manifest import TABLES, WITH_BYTES
 from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 from raytrain.tools.output import check_output
 
-_WITH_BYTES = (".parquet", ".pq", ".arrow")
-_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", *_WITH_BYTES)
+_TABLES = tuple(kind for kind in TABLES if kind != ".json")
+"""Suffixes of tables; a .json file is an experiment."""
 _ABOUT = (
     "Describes the data of an experiment or a run, MNIST's files, or, here or at a URL, a table of images or a folder "
     "(images in a folder for each class, images/ and masks/, tar shards, Parquet or Arrow files, or a pack): counts, "
@@ -101,7 +102,7 @@ def _of_folder(place: str) -> Data:
         return ImageFolder(place)
     if any(name.endswith(".tar") for name in files):
         return WebDataset(place)
-    return Manifest(place).with_images() if any(name.endswith(_WITH_BYTES) for name in files) else ImageFolder(place)
+    return Manifest(place).with_images() if any(name.endswith(WITH_BYTES) for name in files) else ImageFolder(place)
 
 
 def check_place(path: str) -> None:
