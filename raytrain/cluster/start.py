@@ -33,6 +33,9 @@ _SDK = {
 """By provider: the module that Ray's launcher imports, and what pip installs for it."""
 _PAUSE_SECONDS = 5.0
 _ANSWER_SECONDS = 120.0
+_FAILED_SECONDS = 60.0
+"""How long missing nodes may all be `uninitialized`. Before their setup begins that lasts seconds; after it has failed,
+for good."""
 
 
 class Incomplete(Exception):
@@ -61,7 +64,8 @@ def up(path: Path, minutes: float, yes: bool, say: Callable[[str], None]) -> Non
     done = subprocess.run([*_RAY, "up", *(["--yes"] if yes else []), str(path)], env=environment, check=False)
     if done.returncode:
         raise Incomplete(f"`ray up` ended with {done.returncode}; its output above says why")
-    deadline, said = time.monotonic() + 60 * minutes, ""
+    began, said = time.monotonic(), ""
+    changed = began
     while True:
         status = _status(path, port)
         there = joined(status)
@@ -75,7 +79,12 @@ def up(path: Path, minutes: float, yes: bool, say: Callable[[str], None]) -> Non
         line = f"waiting for {rest}" + (f" ({'; '.join(waits)})" if waits else "")
         if line != said:
             say(said := line)
-        if time.monotonic() > deadline:
+            changed = time.monotonic()
+        failed = bool(waits) and all(one.endswith(", uninitialized") for one in waits)
+        if failed and time.monotonic() - changed > _FAILED_SECONDS:
+            why = f"why is in monitor.out of Ray's logs on the head: {'; '.join(waits)[:300]}"
+            raise Incomplete(f"{rest} failed to start, and Ray does not try again; {why}")
+        if time.monotonic() - began > 60 * minutes:
             last = status.strip().splitlines()[-1:] if not there else waits
             raise Incomplete(
                 f"{rest} did not join within {minutes:g} minutes" + (f": {'; '.join(last)[:300]}" if last else "")

@@ -93,6 +93,23 @@ def test_nodes_that_do_not_come_end_it_with_1_and_their_type(ray: Path, capsys: 
     assert said.count("\n") == 1
 
 
+def test_nodes_whose_setup_failed_are_not_waited_for(
+    ray: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "_FAILED_SECONDS", 0.0)
+    put(ray, 1, " 2 local.cluster.node", " 10.1.2.12: local.cluster.node, setting-up")
+    put(ray, 2, " 2 local.cluster.node", " 10.1.2.12: local.cluster.node, uninitialized")
+    assert cli.run(["cluster", "up", "machines.yaml"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "1 node of type local.cluster.node failed to start, and Ray does not try again; why is in monitor.out" in said
+    )
+    assert (
+        "on the head: 10.1.2.12: local.cluster.node, uninitialized" in said
+        and "`raytrain cluster up machines.yaml` tries again" in said
+    )
+
+
 def test_a_head_that_does_not_answer_is_said(ray: Path, capsys: Capture) -> None:
     (ray / "status.1").write_text("ssh: connect to host 10.1.2.10 port 22: Connection refused\n")
     assert cli.run(["cluster", "up", "machines.yaml", "--minutes", "0.001"]) == 1
