@@ -36,6 +36,8 @@ class Manifest(masks.MaskedImages):
     """The file or its URL, a pattern such as data/train-*.parquet, or a folder of Parquet or Arrow files."""
     path: str = "path"
     """Column of the images' paths."""
+    suffix: str = field(default="", kw_only=True)
+    """What the files' names end in after what that column says, as .jpg where it has ids in place of paths."""
     bytes: str = ""
     """Column of encoded images in Parquet and Arrow files, in place of paths; also Hugging Face's struct of bytes and
     path."""
@@ -72,6 +74,8 @@ class Manifest(masks.MaskedImages):
             val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"),
             separator=(bool, "that is not empty"),
         )
+        if self.suffix and self.bytes:
+            raise errors.UserError("suffix ends the paths, and with bytes there are none", "in data", "leave one out")
         masks.check_columns(self)
         super().__post_init__()
 
@@ -360,7 +364,7 @@ class Manifest(masks.MaskedImages):
         whole = replace(whole, columns={name: tables.values(table[name]) for name in self.columns})
         if self.bytes:
             return replace(whole, rows=np.arange(len(whole)))
-        paths, sizes, times = self._files(table.pop(self.path), folders)
+        paths, sizes, times = self._files(table.pop(self.path), folders, self.suffix)
         whole = replace(whole, paths=paths, sizes=sizes, times=times)
         if not isinstance(whole, masks.MaskIndex):
             return whole
@@ -368,10 +372,12 @@ class Manifest(masks.MaskedImages):
         times = None if times is None or later is None else np.maximum(times, later)
         return replace(whole, masks=paths, mask_sizes=sizes, times=times)
 
-    def _files(self, column: Any, folders: np.ndarray | None) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
+    def _files(
+        self, column: Any, folders: np.ndarray | None, suffix: str = ""
+    ) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
         """Return the paths of a column below `_base`, and their files' sizes and times."""
         tables = with_pillow().tables
-        paths = tables.strings(column)
+        paths = tables.strings(column, suffix)
         paths = paths if folders is None else tables.below(folders, paths)
         sizes, times = tables.status(self._base(), paths) or (None, None)
         return paths, sizes, times

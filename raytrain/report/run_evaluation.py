@@ -175,7 +175,9 @@ class _Seen:
         for place in range(pairs.shape[1]):
             shown = [(at * every, *pair) for at, pair in enumerate(pairs[::every, place].tolist())]
             points = [Point(true, said, str(at)) for at, true, said in shown if np.isfinite((true, said)).all()]
-            title = "Predicted and true" + (f", number {place}" if pairs.shape[1] > 1 else "")
+            named = self.task.names if isinstance(self.task, Regression) else ()
+            which = named[place] if named else f"number {place}"
+            title = "Predicted and true" + (f", {which}" if pairs.shape[1] > 1 else "")
             found += scatter(title, "true", "predicted", points, equal=True, what="row", note=note)
         return found
 

@@ -49,11 +49,15 @@ class Regression(Supervised):
     have the targets' units."""
     std: tuple[float, ...] = field(default=(), kw_only=True)
     """Standard deviation of the training targets, of all numbers or of each."""
+    names: tuple[str, ...] = field(default=(), kw_only=True)
+    """What the numbers of a sample are called in predictions, such as the table's columns; by default as the target,
+    with a number behind it if several."""
 
     def __post_init__(self) -> None:
         finite = (lambda values: all(map(math.isfinite, values)), "with finite numbers")
         positive = (lambda values: all(0 < value < math.inf for value in values), "with finite numbers above 0")
-        check(self, huber_delta=above(0), mean=finite, std=positive)
+        apart = (lambda names: all(names) and len({*names}) == len(names), "with different names")
+        check(self, huber_delta=above(0), mean=finite, std=positive, names=apart)
         self.check_metrics()
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
@@ -103,13 +107,12 @@ class Regression(Supervised):
         return losses().distances(outputs, wanted, self.error, self.huber_delta)
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Return the numbers as columns: the target's name, with a number behind it if there are several."""
+        """Return the numbers as columns: `names`; or the target's name, with a number behind it if several."""
         outputs, name = self.in_units(outputs.float()), self.target or "prediction"
-        rows = outputs.reshape(_count(outputs), -1).tolist()
-        return [
-            {name: row[0]} if len(row) == 1 else {f"{name}_{number}": value for number, value in enumerate(row)}
-            for row in rows
-        ]
+        rows = outputs.reshape(_count(outputs), -1)
+        count = rows.shape[1]
+        names = self.names or ((name,) if count == 1 else tuple(f"{name}_{number}" for number in range(count)))
+        return [dict(zip(names, row, strict=True)) for row in rows.tolist()]
 
     def constant(self, wanted: torch.Tensor, classes: int) -> torch.Tensor:
         """Return what gives the mean of the targets for squared errors, else their median."""
@@ -139,8 +142,12 @@ class Regression(Supervised):
         return f"a model learns these numbers faster if they are scaled: {how}"
 
     def check_data(self, index: Index) -> None:
-        """Check that there is the target's field."""
-        only_target(index, self.target, type(self).__name__)
+        """Check that there is the target's field, with as many numbers as there are names."""
+        target = only_target(index, self.target, type(self).__name__)
+        count = next(math.prod(one.shape) for one in index.fields if one.name == target)
+        if self.names and len(self.names) != count:
+            what = f"names must have {count}, one for each number of the target, got {len(self.names)}"
+            raise errors.UserError(what, "in task", "name each number, or leave names out")
 
 
 def _count(outputs: torch.Tensor) -> int:

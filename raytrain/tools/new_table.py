@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import Any
 
 from raytrain import errors
@@ -32,6 +33,8 @@ class Columns:
 
     path: str = ""
     """Column of the images' paths; by default path."""
+    suffix: str = ""
+    """What the files' names end in after what that column says, as .jpg where it has ids in place of paths."""
     bytes: str = ""
     """Column of encoded images in Parquet and Arrow files, in place of paths."""
     label: str = ""
@@ -158,8 +161,10 @@ def check_files(data: Manifest, train: Index) -> None:
         UserError: none is.
     """
     if train.in_files and train.sizes is not None and not train.sizes.any():
-        how = "name the folder that holds them by --folder, and let paths end as the files' names do, such as in .jpg"
-        raise errors.UserError(f"no image of column {data.path!r} is there", data.where(train, 0), how)
+        wanted = data.where(train, 0)
+        found = [] if data.suffix else [one for one in with_pillow().EXTENSIONS if os.path.isfile(wanted + one)]
+        how = f"did you mean --suffix {found[0]}?" if found else "name the folder that holds them by --folder"
+        raise errors.UserError(f"no image of column {data.path!r} is there", wanted, how)
 
 
 @contextlib.contextmanager
@@ -171,6 +176,10 @@ def as_flags() -> Iterator[None]:
     except errors.UserError as error:
         error.how = re.sub(rf"--data\.({names})\b", r"--\1", error.how)
         raise
+
+
+def _are_there(folder: str, names: list[str], suffix: str) -> bool:
+    return all(os.path.isfile(os.path.join(folder, name + suffix)) for name in names)
 
 
 class _Guess:
@@ -192,15 +201,14 @@ class _Guess:
     def flags(self) -> dict[str, list[str]]:
         """Return the columns that can be told, by their flags."""
         data, found = self._data, dict[str, list[str]]()
-        folder, files = self._files()
+        folder, files, suffix = self._files()
         path = data.path if "path" not in self._lacking else files[0] if files else ""
         blobs = [name for name in self._types if self._is_bytes(name) and name != data.bytes]
         if "path" in self._lacking and path:
             found["path"] = [path]
         elif "path" in self._lacking and blobs:
             found["bytes"] = [blobs.pop(0)]
-        if files and folder:
-            found["folder"] = [folder]
+        found |= {name: [value] for name, value in (("suffix", suffix), ("folder", folder)) if value}
         if "label" not in self._lacking:
             return found
         masks = blobs if data.bytes or "bytes" in found else [name for name in files if name != path]
@@ -222,29 +230,25 @@ class _Guess:
     def _is_bytes(self, name: str) -> bool:
         return "binary" in self._types[name]
 
-    def _files(self) -> tuple[str, list[str]]:
-        """Return the columns of paths of images that are there, and the folder in which they are: empty for the
-        table's, or the one given."""
-        data, suffixes = self._data, (*with_pillow().EXTENSIONS, ".gif")
+    def _files(self) -> tuple[str, list[str], str]:
+        """Return the folder in which images are: empty for the table's, or the one given; the columns of their paths,
+        or one of ids; and what the files' names end in after the ids, empty for paths."""
+        data, suffixes = self._data, with_pillow().EXTENSIONS
         columns = {name: [str(one) for one in self._table[name][:_ROWS].to_pylist()] for name in self._read}
-        columns = {
-            name: values
-            for name, values in columns.items()
-            if values and all(value.lower().endswith(suffixes) for value in values)
-        }
+        are = {name: {one.lower().endswith((*suffixes, ".gif")) for one in values} for name, values in columns.items()}
+        paths = {name: columns[name] for name in columns if are[name] == {True}}
+        ids = {name: one for name, one in columns.items() if are[name] == {False} and len({*one}) == len(one)}
         base = data.folder or (data.root if os.path.isdir(data.root) else os.path.dirname(data.root))
-        if not columns or "://" in base:
-            return "", []
+        if "://" in base:
+            return "", [], ""
         below = [] if data.folder else entries(base)[1][:_FOLDERS]
-        for folder in (base, *(os.path.join(base, name) for name in below)):
-            found = [
-                name
-                for name, values in columns.items()
-                if all(os.path.isfile(os.path.join(folder, value)) for value in values)
-            ]
+        folders = (base, *(os.path.join(base, name) for name in below))
+        for suffix, folder in product(("", *suffixes), folders):
+            given = ids if suffix else paths
+            found = [name for name, values in given.items() if _are_there(folder, values, suffix)]
             if found:
-                return "" if folder == base else os.path.relpath(folder), found
-        return "", []
+                return "" if folder == base else os.path.relpath(folder), found[: 1 if suffix else None], suffix
+        return "", [], ""
 
     def _kind(self, name: str) -> str:
         """Return the flag that fits the values of a column, or nothing; "bit" for 0 and 1, which are two classes or

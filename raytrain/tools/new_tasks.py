@@ -84,7 +84,8 @@ def predicted(data: FileImages, train: Index, model: str) -> Task:
     of_each = f"with {f'{count} numbers' if count > 1 else 'a number'} each to predict"
     values = values.astype(np.float64)
     comments = [*_ranges(names, values), *weights]
-    return Task(of_each, comments, with_outputs, optimizer, f'Regression(monitor="val_mae"{_scaled(values)})')
+    named = f", names={code(data.target)}" if len(data.target) == count > 1 else ""
+    return Task(of_each, comments, with_outputs, optimizer, f'Regression(monitor="val_mae"{_scaled(values)}{named})')
 
 
 def _scaled(values: np.ndarray) -> str:

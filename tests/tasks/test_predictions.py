@@ -69,12 +69,22 @@ def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Ca
     assert row["path"] == str(picture) and np.array_equal(row["mask"], answer.numpy())
 
 
-@pytest.mark.parametrize(("wanted", "count"), [("sizes", 2), ("size", 1)])
-def test_numbers_are_a_column_each(tmp_path: Path, capsys: Capture, wanted: str, count: int) -> None:
-    run = trained(tmp_path / "run", experiment(Regression(target=wanted), wanted, count))
+@pytest.mark.parametrize(
+    ("wanted", "given", "names"),
+    [
+        ("sizes", (), ["sizes_0", "sizes_1"]),
+        ("size", (), ["size"]),
+        ("sizes", ("sky", "path"), ["sky", "path_"]),
+        ("size", ("cm",), ["cm"]),
+    ],
+)
+def test_numbers_are_a_column_each(
+    tmp_path: Path, capsys: Capture, wanted: str, given: tuple[str, ...], names: list[str]
+) -> None:
+    run = trained(tmp_path / "run", experiment(Regression(target=wanted, names=given), wanted, len(names)))
     file = tmp_path / "answers.parquet"
     succeeds(capsys, "predict", run.path, "--split", "train", "--out", file)
-    table, names = pq.read_table(file), ["size"] if count == 1 else ["sizes_0", "sizes_1"]
+    table = pq.read_table(file)
     assert table.column_names == ["sample", *names] and len(table) == 45
     found = np.stack([table[name].to_numpy() for name in names], axis=1)
     np.testing.assert_allclose(found, outputs(run, "train").numpy(), rtol=1e-5, atol=1e-6)

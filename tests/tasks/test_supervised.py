@@ -311,6 +311,10 @@ def plan(e: Experiment) -> Any:
             experiment(Regression(target="sise"), "size", 1),
             r"no field 'sise' besides the input, .*; did you mean siz",
         ),
+        (
+            experiment(Regression(target="sizes", names=("a", "b", "c")), "sizes", 2),
+            r"names must have 2, one for each number of the target, got 3, in task; name each number",
+        ),
         (experiment(MultiLabel(), "tags", 4), r"the model gives \[2, 4\] and the targets are \[2, 5\]"),
         (experiment(MultiLabel(), "size", 1), r"the targets of MultiLabel must be \[classes\], got \[\] for 'size'"),
         (experiment(MultiLabel(pos_weight=(1.0, 2.0)), "tags", 5), r"pos_weight must have .* 5 classes, got 2"),

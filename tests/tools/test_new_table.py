@@ -133,7 +133,8 @@ def test_numbers_are_described_and_columns_of_0_and_1_are_classes(photos: Path, 
     assert "always each class's share" in said
     succeeds(capsys, "new", table, "--target", "haze", "age", "--out", photos / "b.py")
     made, text = load(photos / "b.py")[0], (photos / "b.py").read_text()
-    assert isinstance(made.task, Regression) and unscaled(made.task) == Regression(monitor="val_mae")
+    named = Regression(monitor="val_mae", names=("haze", "age"))
+    assert isinstance(made.task, Regression) and unscaled(made.task) == named
     assert len(made.task.mean) == len(made.task.std) == 2
     assert made.model == CNN(channels=(32, 64, 128), outputs=2)
     assert "with 2 numbers each to predict" in text and "# 'haze' 0 to 1, mean " in text
@@ -190,6 +191,7 @@ def test_other_separators_and_numbers_as_classes_are_noted(photos: Path, capsys:
         ("t.csv", {"file": "paths", "age": AGES, "split": ["train"] * 15 + ["val"] * 5}, "--path file --target age"),
         ("t.csv", {"file": "paths", "seg": "masks", "kind": CLASSES}, "--path file --mask seg"),
         ("t.csv", {"my file": "names", "kind": CLASSES}, "--path 'my file' --label kind --folder {}/images"),
+        ("t.csv", {"id": "ids", "kind": CLASSES}, "--path id --suffix .png --label kind --folder {}/images"),
         ("t.jsonl", {"file": "paths", "tags": TAGS}, "--path file --labels tags"),
         ("t.parquet", {"photo": "bytes", "age": AGES}, "--bytes photo --target age"),
         ("t.csv", {"path": "paths", "haze": BITS, "sun": BITS[::-1]}, "--target haze sun"),
@@ -203,6 +205,7 @@ def test_the_error_has_the_command_where_the_table_tells(
     monkeypatch.chdir(photos.parent)
     known = {"paths": paths(), "masks": paths("masks"), "bytes": blobs(photos)}
     known["names"] = [path.removeprefix("images/") for path in paths()]
+    known["ids"] = [*map(str, range(COUNT))]
     columns = {key: known[value] if isinstance(value, str) else value for key, value in columns.items()}
     table = write(photos / name, columns)
     said = fails(capsys, "new", table, "--out", photos / "x.py")
@@ -210,6 +213,24 @@ def test_the_error_has_the_command_where_the_table_tells(
     assert f"its columns are {', '.join(columns)}, {table}; did you mean `raytrain new {table} {guess}`?" in said
     flags = guess.replace("'my file'", "my+file").split()
     succeeds(capsys, "new", table, *(one.replace("+", " ") for one in flags), "--out", photos / "x.py")
+
+
+def test_ids_get_the_suffix_of_the_files(photos: Path, capsys: Capture) -> None:
+    table = write(photos / "ids.parquet", {"id": [*range(COUNT)], "kind": CLASSES})
+    flags = ["--path", "id", "--label", "kind", "--folder", photos / "images"]
+    said = fails(capsys, "new", table, *flags, "--out", photos / "x.py")
+    assert f"no image of column 'id' is there, {photos}/images/0; did you mean --suffix .png?" in said
+    succeeds(capsys, "new", table, *flags, "--suffix", ".png", "--out", photos / "x.py")
+    source = written(photos / "x.py")[1]
+    assert (source.path, source.suffix) == ("id", ".png") and 'suffix=".png"' in (photos / "x.py").read_text()
+    by_paths = replace(source, root=str(write(photos / "t.csv", {"path": paths(), "kind": CLASSES})), folder="")
+    by_paths = replace(by_paths, path="path", suffix="")
+    for split, index in source.index().items():
+        same, samples = by_paths.index()[split], np.arange(len(index))
+        assert np.array_equal(index.labels, same.labels) and len(index)
+        assert np.array_equal(source.read(index, samples), by_paths.read(same, samples))
+    said = fails(capsys, "train", photos / "x.py", "--data.bytes", "id", "--scaling.workers", 0)
+    assert "suffix ends the paths, and with bytes there are none" in said
 
 
 def test_a_table_that_does_not_tell_gets_the_flags(photos: Path, capsys: Capture) -> None:
