@@ -377,7 +377,7 @@ class Manifest(masks.MaskedImages):
     ) -> tuple[Any, np.ndarray | None, np.ndarray | None]:
         """Return the paths of a column below `_base`, and their files' sizes and times."""
         tables = with_pillow().tables
-        paths = tables.strings(column, suffix)
+        paths = tables.strings(tables.spelling.ended(column, suffix) if suffix else column)
         paths = paths if folders is None else tables.below(folders, paths)
         sizes, times = tables.status(self._base(), paths) or (None, None)
         return paths, sizes, times

@@ -50,6 +50,11 @@ def whole(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, bool]:
     return (column.cast(pa.int64()) if fits else column), fits
 
 
+def ended(column: pa.ChunkedArray, suffix: str) -> pa.ChunkedArray:
+    """Return a column as text, with a suffix after each."""
+    return _call("binary_join_element_wise", column.cast(pa.string()), pa.scalar(suffix), pa.scalar(""))
+
+
 def given(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of text with null for an empty string, which is an empty cell of a CSV file."""
     text = column.cast(pa.string())

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute, csv, parquet
+from pyarrow import csv, parquet
 from pyarrow import json as arrow_json
 
 from raytrain import errors
@@ -229,10 +229,9 @@ def integers(column: pa.ChunkedArray) -> np.ndarray | None:
     return column.cast(pa.int64()).fill_null(-1).to_numpy().astype(np.int64)
 
 
-def strings(column: pa.ChunkedArray, suffix: str = "") -> pa.StringArray:
-    """Return text as one array, each with a suffix."""
-    text = column.cast(pa.string())
-    found = (compute.binary_join_element_wise(text, suffix, "") if suffix else text).combine_chunks()
+def strings(column: pa.ChunkedArray) -> pa.StringArray:
+    """Return text as one array."""
+    found = column.cast(pa.string()).combine_chunks()
     return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
 
 

@@ -174,6 +174,22 @@ def test_a_missing_table(tmp_path: Path):
         Manifest(str(tmp_path / "none.csv")).index()
 
 
+def test_ids_are_paths_with_a_suffix(tmp_path: Path):
+    ids = ["007", "7", "1e5", "0.50", "2024-01-01", "true", "a.b"]
+    for number, one in enumerate(ids):
+        Image.new("L", (3, 3), number).save(tmp_path / f"{one}.png")
+    text = "".join(f"{one},{'xy'[number % 2]},train\n" for number, one in enumerate(ids))
+    (tmp_path / "t.csv").write_text(f"id,label,split\n{text}{text.replace('train', 'val')}")
+    data = Manifest(str(tmp_path / "t.csv"), path="id", suffix=".png", size=3, channels=1)
+    for index in data.index().values():
+        assert index.names(np.arange(7)) == [f"{one}.png" for one in ids]
+        read = data.read(index, np.arange(7))
+        assert isinstance(read, np.ndarray) and read[:, 0, 0, 0].tolist() == [*range(7)]
+        assert data.probe(index) == []
+    with pytest.raises(UserError, match="suffix ends the paths, and with bytes there are none, in data; leave one out"):
+        replace(data, bytes="id")
+
+
 def test_workers_get_absolute_paths_and_the_plan_says_what_is_held_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
