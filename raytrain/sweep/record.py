@@ -59,8 +59,8 @@ def reads(experiment: Experiment) -> str:
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():
         del values["folds"]
-    added = ("whole", (False,)), ("interpolation", ("auto",)), ("decode", ("auto", "cpu")), ("image", ("",))
-    for name, defaults in added:
+    added = {"whole": (False,), "interpolation": ("auto",), "decode": ("auto", "cpu"), "image": ("",), "suffix": ("",)}
+    for name, defaults in added.items():
         if values.get(name) in defaults:
             del values[name]
     for name in ("verify", "cache_size"):  # how changes are noticed and what is kept, not what is read

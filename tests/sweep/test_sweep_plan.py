@@ -37,6 +37,7 @@ from raytrain import (
     Index,
     Int,
     LogUniform,
+    Manifest,
     Scaling,
     Sweep,
     UserError,
@@ -353,6 +354,8 @@ def test_sweeps_of_versions_without_an_interpolation_find_their_data() -> None:
     keys = [record.reads(Experiment(MLP(), ImageFolder("x", interpolation=how))) for how in ("auto", "bicubic")]
     assert "interpolation" not in json.loads(keys[0]) and json.loads(keys[1])["interpolation"] == "bicubic"
     assert record.reads(Experiment(MLP(), ImageFolder("x", cache_size=3.0))) == keys[0], "what is kept is no other data"
+    of_ids = [json.loads(record.reads(Experiment(MLP(), Manifest("t.csv", suffix=end)))) for end in ("", ".jpg")]
+    assert "suffix" not in of_ids[0] and of_ids[1]["suffix"] == ".jpg"
 
 
 @pytest.mark.parametrize("scheduler", [PBT(), HyperBand()])
