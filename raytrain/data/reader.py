@@ -35,7 +35,7 @@ _RAW_AHEAD = 40 << 20
 _PART, _PART_ROWS = 1 << 20, 16
 """Bytes and samples from which on a thread's part of a batch is large enough; at a URL its samples are fetched at the
 same time."""
-_RAW_THREADS = 8
+RAW_THREADS = 8
 """Threads at least that read raw samples: they wait for the disk, which serves several at the same time."""
 _THREADS = 32
 """Threads at most: more would wait for each other, as only one runs Python at a time."""
@@ -131,7 +131,8 @@ class Direct:
     pass goes on with it, if it begins there.
 
     Args:
-        threads: how many; by default one for each CPU of this process, and for raw samples at least eight.
+        threads: how many, one for each CPU that this process has for it; by default all its CPUs. Of raw samples there
+            are at least eight.
         complete: whether this is a run, whose index is without the samples that could not be read when it began:
             another one is an error.
         remedy: what to do about a sample that cannot be read, where it is an error and this is no run.
@@ -152,7 +153,7 @@ class Direct:
     ):
         self.data, self.index, self.complete, self.remedy, self.decoder = data, index, complete, remedy, decoder
         self.cropped = cropped(data, index) if data.whole else index
-        self.threads = min(_THREADS, threads or max(_RAW_THREADS if data.raw else 1, host_cpus()))
+        self.threads = min(_THREADS, max(RAW_THREADS if data.raw else 1, threads or host_cpus()))
         self.skipped: list[str] = []
         self.buffers = Buffers(index.fields)
         self.rows = max(_PART_ROWS, _PART // max(1, index.sample_bytes))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain import config
 from raytrain.data import Folds, Index
+from raytrain.data.reader import RAW_THREADS
 from raytrain.data.sampler import drawing
 from raytrain.experiment import Experiment
 from raytrain.files import size
@@ -134,8 +135,11 @@ def _memory(plan: Plan) -> str:
 def _streamed(plan: Plan) -> str:
     """Return what reads samples while training goes on, and why."""
     if threads := plan.threads:
-        of = "each worker, its share of the node's CPUs" if plan.experiment.scaling.workers else "this process"
-        decoded = ", JPEGs decoded by its GPU" if plan.experiment.data.on_gpu else ""
+        data, share = plan.experiment.data, ", its share of the node's CPUs"
+        if data.raw:  # they wait for the disk
+            threads, share = max(threads, RAW_THREADS), ""
+        of = f"each worker{share}" if plan.experiment.scaling.workers else "this process"
+        decoded = ", JPEGs decoded by its GPU" if data.on_gpu else ""
         return f"streamed by {_count(threads, 'thread')} of {of}{decoded}"
     why = ": nodes without workers have more CPUs than those with workers" if plan.experiment.data.direct else ""
     return f"streamed by Ray Data{why}"

@@ -26,18 +26,9 @@ import torch
 from raytrain import config, errors, files
 from raytrain.data import Data, Folds, Images, Index, decode
 from raytrain.data.checks import checked_indices
+from raytrain.data.pack_index import index_name, split_values, write_index
 from raytrain.data.packed import described
-from raytrain.data.shards import (
-    FORMAT,
-    MANIFEST,
-    VERSION,
-    index_name,
-    manifest_text,
-    parsed,
-    shard_name,
-    split_values,
-    write_index,
-)
+from raytrain.data.shards import FORMAT, MANIFEST, VERSION, manifest_text, parsed, shard_name
 from raytrain.machine import host_cpus
 from raytrain.run.lock import Lock, LockHeld, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of

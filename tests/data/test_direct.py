@@ -241,13 +241,14 @@ def test_sources_with_a_read_of_their_own_stay_with_ray_data() -> None:
     assert not Mixed(sources=(ImageFolder("x", **common), Brightened("y", **common)), **common).direct
 
 
+@pytest.mark.parametrize("given", [False, True])  # a worker's threads are given: its share of the node's CPUs
 @pytest.mark.parametrize(("raw", "cpus", "threads"), [(True, 1, 8), (True, 20, 20), (True, 64, 32), (False, 1, 1)])
 def test_raw_samples_are_read_by_more_threads_than_cpus(
-    monkeypatch: pytest.MonkeyPatch, raw: bool, cpus: int, threads: int
+    monkeypatch: pytest.MonkeyPatch, raw: bool, cpus: int, threads: int, given: bool
 ) -> None:
-    monkeypatch.setattr(reader, "host_cpus", lambda: cpus)
+    monkeypatch.setattr(reader, "host_cpus", lambda: 2 if given else cpus)
     monkeypatch.setattr(Arrays, "raw", raw)
-    direct = Direct(Arrays(), INDEX)
+    direct = Direct(Arrays(), INDEX, cpus if given else None)
     together = threading.Barrier(threads)
     found = [direct._pool.submit(together.wait, 30) for _ in range(threads)]
     assert sorted(one.result() for one in found) == list(range(threads))

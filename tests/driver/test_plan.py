@@ -182,6 +182,13 @@ def test_threads_share_a_nodes_cpus_unless_more_are_elsewhere(
     assert sweep.threads <= max(1, threads)
 
 
+def test_raw_samples_are_read_by_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Threads, "raw", True)
+    planned = make(nodes(2), data=Threads(mode="streaming"))
+    assert planned.threads == 2 and "images streamed by 8 threads of each worker" in text(planned, "memory")
+    assert "share of" not in text(planned, "memory")
+
+
 def test_workers_are_placed_as_ray_does_it() -> None:
     found = nodes(2, 4, 1)
     assert found.placed(3, 1.0, 0.0, spread=False) == [0, 3, 0]
