@@ -34,8 +34,8 @@ _SDK = {
 _PAUSE_SECONDS = 5.0
 _ANSWER_SECONDS = 120.0
 _FAILED_SECONDS = 60.0
-"""How long missing nodes may all be `uninitialized`. Before their setup begins that lasts seconds; after it has failed,
-for good."""
+"""How long missing machines of an on-premises cluster may all be `uninitialized`. Before their setup begins that lasts
+seconds; after a failed setup it lasts for good, since the autoscaler tries each address once."""
 
 
 class Incomplete(Exception):
@@ -80,7 +80,7 @@ def up(path: Path, minutes: float, yes: bool, say: Callable[[str], None]) -> Non
         if line != said:
             say(said := line)
             changed = time.monotonic()
-        failed = bool(waits) and all(one.endswith(", uninitialized") for one in waits)
+        failed = _LOCAL in missing and bool(waits) and all(one.endswith(", uninitialized") for one in waits)
         if failed and time.monotonic() - changed > _FAILED_SECONDS:
             why = f"why is in monitor.out of Ray's logs on the head: {'; '.join(waits)[:300]}"
             raise Incomplete(f"{rest} failed to start, and Ray does not try again; {why}")

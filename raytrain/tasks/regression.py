@@ -50,8 +50,8 @@ class Regression(Supervised):
     std: tuple[float, ...] = field(default=(), kw_only=True)
     """Standard deviation of the training targets, of all numbers or of each."""
     names: tuple[str, ...] = field(default=(), kw_only=True)
-    """What the numbers of a sample are called in predictions, such as the table's columns; by default as the target,
-    with a number behind it if several."""
+    """Names of a sample's numbers in predictions and reports, such as the columns of a table; by default the name of
+    the target, with a number behind it if there are several."""
 
     def __post_init__(self) -> None:
         finite = (lambda values: all(map(math.isfinite, values)), "with finite numbers")
@@ -107,7 +107,7 @@ class Regression(Supervised):
         return losses().distances(outputs, wanted, self.error, self.huber_delta)
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Return the numbers as columns: `names`; or the target's name, with a number behind it if several."""
+        """Return a column for each number, called as `names` says."""
         outputs, name = self.in_units(outputs.float()), self.target or "prediction"
         rows = outputs.reshape(_count(outputs), -1)
         count = rows.shape[1]

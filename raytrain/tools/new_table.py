@@ -247,7 +247,7 @@ class _Guess:
             given = ids if suffix else paths
             found = [name for name, values in given.items() if _are_there(folder, values, suffix)]
             if found:
-                return "" if folder == base else os.path.relpath(folder), found[: 1 if suffix else None], suffix
+                return "" if folder == base else os.path.relpath(folder), found[:1] if suffix else found, suffix
         return "", [], ""
 
     def _kind(self, name: str) -> str:
