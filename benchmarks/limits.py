@@ -43,7 +43,7 @@ SENTENCES = {
     ),
     "pack-raw": (
         "CPUs: a sample takes {wall:.0f} us, and for {own:.0f} of these the thread that normalises has a CPU. "
-        "Threads that copy the next samples out of the page cache want one too."
+        "The thread that copies the next samples out of the page cache wants one too."
     ),
     "scan": (
         "A stat for each file takes {stat:.1f} us: it tells the size and the time of change, by which a run knows its "

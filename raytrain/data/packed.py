@@ -123,6 +123,10 @@ class Packed(Images):
         images = self._settled()._decoded(index, samples, raws, out, crops, decoder)
         return {index.input.name: images} | more if more else images
 
+    def at_hand(self, index: Index, samples: np.ndarray, out: dict[str, np.ndarray]) -> int:
+        """Fill the arrays of the first samples that the system has in memory; return how many (`Pack.at_hand`)."""
+        return self._pack().at_hand(index.split, index.rows[samples], index.fields, out)
+
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of some images, after comparing their checksums."""
         return self._pack().encoded(index.split, index.rows[samples], _further(index, len(samples)))

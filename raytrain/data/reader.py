@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -127,8 +127,9 @@ class Resident:
 class Direct:
     """Samples read by threads of this process, some batches ahead of the caller, without Ray.
 
-    A batch is cut into parts, so that all threads read the next one. What is ahead when a pass ends stays: the next
-    pass goes on with it, if it begins there.
+    A batch is cut into parts, so that all threads read the next one. Of raw samples, one thread copies what is in
+    memory, a batch at once, and leaves the rest to the others: several would take longer, as each copy has to wait for
+    Python's lock. What is ahead when a pass ends stays: the next pass goes on with it, if it begins there.
 
     Args:
         threads: how many, one for each CPU that this process has for it; by default all its CPUs. Of raw samples there
@@ -187,13 +188,21 @@ class Direct:
     def close(self) -> None:
         """End the threads, without what they have not begun to read."""
         self._cancel(self._begun)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._copier, self._pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         pool: ThreadPoolExecutor = with_torch().decode_torch.pool(self.threads)
         weakref.finalize(self, pool.shutdown, wait=False, cancel_futures=True)
         return pool
+
+    @cached_property
+    def _copier(self) -> ThreadPoolExecutor:
+        """The thread that copies raw samples that are in memory."""
+        found = ThreadPoolExecutor(1, "data")
+        weakref.finalize(self, found.shutdown, wait=False, cancel_futures=True)
+        return found
 
     def _begin(self, index: Index, coming: Iterator[_Place], begun: deque[_Batch], depth: int) -> None:
         """Let the threads read the batches that come next, up to `depth` of them."""
@@ -202,14 +211,26 @@ class Direct:
                 begun.append(self._begun.popleft())
                 continue
             self._cancel(self._begun)
-            arrays = self.buffers.arrays(len(place.samples))
-            parts, keys = [], place.epoch.keys(place.step, place.samples)
-            crops = crops_of(self.data, place.epoch.seed, place.epoch.number, keys)
-            for start in range(0, len(place.samples), self.rows):
-                part = slice(start, start + self.rows)
-                samples, own, rows = place.samples[part], crops and crops.rows(part), rows_of(arrays, part)
-                parts.append(self._pool.submit(_fill, self.data, index, samples, rows, own, self.decoder))
-            begun.append(_Batch(place, arrays, parts))
+            batch = _Batch(place, self.buffers.arrays(len(place.samples)))
+            if self.data.raw and self.data.direct:
+                batch.copied = self._copier.submit(self._copy, self._pool, index, batch)
+            else:
+                self._submit(self._pool, index, batch)
+            begun.append(batch)
+
+    def _copy(self, pool: ThreadPoolExecutor, index: Index, batch: _Batch) -> None:
+        """Copy the samples of a batch that are in memory, and let the threads read the others."""
+        self._submit(pool, index, batch, self.data.at_hand(index, batch.place.samples, batch.arrays))
+
+    def _submit(self, pool: ThreadPoolExecutor, index: Index, batch: _Batch, first: int = 0) -> None:
+        """Let the threads read a batch, from row `first` on, in parts."""
+        place = batch.place
+        crops = crops_of(self.data, place.epoch.seed, place.epoch.number, place.epoch.keys(place.step, place.samples))
+        for start in range(first, len(place.samples), self.rows):
+            part = slice(start, start + self.rows)
+            samples, own, rows = place.samples[part], crops and crops.rows(part), rows_of(batch.arrays, part)
+            read = pool.submit(_fill, self.data, index, samples, rows, own, self.decoder)
+            batch.parts.append((start, read))
 
     def _ended(self, batch: _Batch) -> tuple[np.ndarray, Arrays]:
         """Wait for a batch; return its samples and their arrays.
@@ -218,8 +239,11 @@ class Direct:
             UserError: a sample cannot be read, and may not be left out.
         """
         bad: list[Bad] = []
-        for number, part in enumerate(batch.parts):
-            bad += [one._replace(row=number * self.rows + one.row) for one in part.result()]
+        if batch.copied is not None:
+            batch.copied.result()
+            doing.tick()
+        for start, part in batch.parts:
+            bad += [one._replace(row=start + one.row) for one in part.result()]
             doing.tick()
         ids = batch.place.samples
         if not bad:
@@ -236,8 +260,10 @@ class Direct:
 
     def _cancel(self, batches: deque[_Batch]) -> None:
         while batches:
-            for part in batches.popleft().parts:
-                part.cancel()
+            batch = batches.popleft()
+            if batch.copied is None or not batch.copied.cancel():
+                for _, part in batch.parts:
+                    part.cancel()
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,13 +280,16 @@ class _Place:
         return (self.step, a.number) == (other.step, b.number) and np.array_equal(self.samples, other.samples)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Batch:
     """A batch that threads are reading."""
 
     place: _Place
     arrays: Arrays
-    parts: list[Future[list[Bad]]]
+    copied: Future[None] | None = None
+    """Ends when what is in memory is copied, and the rest is among the parts."""
+    parts: list[tuple[int, Future[list[Bad]]]] = field(default_factory=list)
+    """The first row of each part, and which of its samples cannot be read."""
 
 
 def _onwards(epoch: Epoch) -> Iterator[_Place]:

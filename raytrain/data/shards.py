@@ -208,7 +208,11 @@ class Pack:
         apart = np.flatnonzero((np.diff(shards) != 0) | (np.diff(offsets) != size)) + 1
         most = max(1, min(_RUN // max(1, size), _VECTORS if len(flat) == 1 else _VECTORS // len(flat)))
         bounds = [0, *apart.tolist(), count]
-        done = self._fill_each(shards.tolist(), offsets.tolist(), flat, size) if len(bounds) == count + 1 else 0
+        done = 0
+        if len(bounds) == count + 1:
+            with contextlib.suppress(OSError, ValueError):  # `_fill` says which
+                held = {shard: self._file(shard) for shard in np.unique(shards).tolist()}
+                done = _fill_each(held, shards.tolist(), offsets.tolist(), flat, size)
         for first, last in pairwise(bounds[done:]):
             for start in range(first, last, most):
                 stop = min(start + most, last)
@@ -222,25 +226,30 @@ class Pack:
         table.checked[rows] = True
         return found
 
+    def at_hand(self, split: str, rows: np.ndarray, fields: tuple[Field, ...], out: dict[str, np.ndarray]) -> int:
+        """Fill the arrays of raw samples, as `arrays`, up to the first one that is not at hand: this process has not
+        checked it yet, the system does not have it in memory, or `arrays` reads it together with the next one.
+
+        Returns:
+            How many are filled.
+        """
+        table, size = self.table(split), sum(field.bytes for field in fields)
+        shards, offsets = table.shard[rows], table.offset[rows]
+        left, behind = ~table.checked[rows], (np.diff(shards) == 0) & (np.diff(offsets) == size)
+        left[:-1] |= behind
+        left[1:] |= behind
+        count = int(left.argmax()) if left.any() else len(rows)
+        flat = [array[:count].reshape(count, -1).view(np.uint8) for array in out.values()] if count else []
+        with self._lock:
+            held = {shard: self._files.get(shard) for shard in np.unique(shards[:count]).tolist()}
+        return _fill_each(held, shards[:count].tolist(), offsets[:count].tolist(), flat, size, os.RWF_NOWAIT)
+
     def _bring(self, split: str, shards: np.ndarray) -> None:
         """Let the shards of the coming samples (int32 [k]) be fetched, if they are not here."""
         if self.place.remote:
             known = self.values["shards"]
             wanted = [known[number] for number in np.unique(shards).tolist() if number not in self._files]
             self.place.bring(wanted, split, [one for one in known if one["split"] == split], len(shards))
-
-    def _fill_each(self, shards: list[int], offsets: list[int], flat: list[np.ndarray], size: int) -> int:
-        """Read samples that are apart; return how many, up to the first that needs `_fill`. The loop is short: the
-        thread that trains waits while it runs Python."""
-        done = 0
-        with contextlib.suppress(OSError, ValueError):  # `_fill` says which
-            held = {shard: self._file(shard) for shard in set(shards)}
-            for shard, offset, *buffers in zip(shards, offsets, *flat, strict=True):
-                file = held[shard]
-                if file is None or os.preadv(file.descriptor, buffers, offset) != size:
-                    break
-                done += 1
-        return done
 
     def _fill(self, shard: int, offset: int, flat: list[np.ndarray], part: slice, split: str, rows: np.ndarray) -> None:
         """Read consecutive samples into the rows `part` of the fields' bytes."""
@@ -317,6 +326,31 @@ class _File:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.descriptor >= 0:
             close(self.descriptor)
+
+
+def _fill_each(
+    held: Mapping[int, _File | None],
+    shards: list[int],
+    offsets: list[int],
+    flat: list[np.ndarray],
+    size: int,
+    flags: int = 0,
+) -> int:
+    """Read samples that are apart; return how many, up to the first that cannot be read like this. The loop is short:
+    the thread that trains waits while it runs Python.
+
+    Args:
+        held: the shards by their numbers.
+        flags: of `os.preadv`.
+    """
+    done = 0
+    with contextlib.suppress(OSError):
+        for shard, offset, *buffers in zip(shards, offsets, *flat, strict=True):
+            file = held[shard]
+            if file is None or os.preadv(file.descriptor, buffers, offset, flags) != size:
+                break
+            done += 1
+    return done
 
 
 def _reason(error: BaseException | None) -> str:

@@ -283,6 +283,11 @@ class Data:
         """
         raise NotImplementedError(f"{type(self).__name__} needs a read(index, samples)")
 
+    def at_hand(self, index: Index, samples: np.ndarray, out: dict[str, np.ndarray]) -> int:
+        """Fill the arrays of the first samples (int64 [k]) that need no waiting, of a source that is `direct` and
+        `raw`; return how many."""
+        return 0
+
     def cache_entry(self, index: Index) -> Path | None:
         """Return the file that caches a split's decoded samples (`data/cache.py`), named by all that determines their
         values; None, the default, caches nothing."""
@@ -314,23 +319,21 @@ class Data:
                 type, a mask does not fit the images or the policy, or what a setting needs, such as images, labels or a
                 crop, is missing.
         """
-        images = [field for field in index.fields if field.kind == "image"]
+        images, where = [field for field in index.fields if field.kind == "image"], f"in {type(self).__name__}"
         if not images and (self.input_side is not None or self.augment.changes):
             what = "crop" if self.input_side is not None else "augment"
-            raise errors.UserError(
-                f"{what} is for images, and the data has none", f"in {type(self).__name__}", f"leave {what} out"
-            )
+            raise errors.UserError(f"{what} is for images, and the data has none", where, f"leave {what} out")
         if self.augment.mixes and (index.labels is None or len(index.fields) > 1):
             raise errors.UserError(
                 "mixup and cutmix mix one image and one label per sample, and the data has other arrays",
-                f"in {type(self).__name__}",
+                where,
                 "leave them out",
             )
         masks = tuple(field.name for field in index.fields if field.kind == "mask")
         if self.augment.policy != "none" and masks:
             raise errors.UserError(
                 f"{self.augment.policy} rotates and shifts images, and would leave the mask {masks[0]!r} where it is",
-                f"in {type(self).__name__}",
+                where,
                 "write operations=(RandAugment(),) in its place, which move masks too",
             )
         for field in images:
@@ -339,17 +342,14 @@ class Data:
                 operation.check(field, masks)
         sides = {field.shape[-2:] for field in index.fields if field.kind in ("image", "mask")}
         if len(sides) > 1:
-            raise errors.UserError(
-                f"images and masks of a sample must have one height and width, got {sorted(sides)}",
-                f"in {type(self).__name__}",
-                "resize them in read()",
-            )
+            what = f"images and masks of a sample must have one height and width, got {sorted(sides)}"
+            raise errors.UserError(what, where, "resize them in read()")
         if self.whole:
             self._check_whole()
         if self.augment.progressive.on:
             if index.input.kind != "image":
                 what = f"progressive resizing is for models of images, and the input is {index.input.name!r}"
-                raise errors.UserError(what, f"in {type(self).__name__}", "leave augment.progressive out")
+                raise errors.UserError(what, where, "leave augment.progressive out")
             height, width = images[0].shape[1:] if self.input_side is None else (self.input_side, self.input_side)
             self.augment.progressive.check_full(height, width)
         first = index.input

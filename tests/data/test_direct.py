@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import mmap
+import os
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +23,7 @@ from raytrain.data.loader import Loader
 from raytrain.data.reader import Direct, Epoch, Resident
 from raytrain.data.sampler import Weighted, drawing
 from raytrain.errors import BadSample, UserError
+from raytrain.tools import pack as packer
 from raytrain.tools.pack import pack
 from raytrain.tools.pack_settings import Settings
 from raytrain.user_code.shipping import Shipped
@@ -101,7 +105,7 @@ def test_the_next_epoch_is_read_before_it_is_asked_for_and_nothing_twice(monkeyp
     loader.epochs = 3
     list(loader.epoch(0))
     assert [one.place.step for one in direct._begun] == [0, 1, 2] and direct._begun[0].place.epoch.number == 1
-    for part in (part for one in direct._begun for part in one.parts):
+    for _, part in (part for one in direct._begun for part in one.parts):
         part.result()
     before = len(data.seen)
     assert before == N + 3 * 16
@@ -225,6 +229,75 @@ def test_images_of_every_source_are_decoded_into_the_batch(tmp_path: Path) -> No
             found: Any = source.read(index, ids)
             for name, array in (found if isinstance(found, dict) else {"image": found}).items():
                 assert np.array_equal(arrays[name], array) and array.dtype == arrays[name].dtype
+
+
+@dataclass(frozen=True)
+class Numbered(Data):
+    """101 arrays of random numbers and their numbers."""
+
+    def index(self) -> dict[str, Index]:
+        fields = Field("values", (700,), "float32"), Field("number", (), "int64")
+        return {
+            split: Index(None, (), split=split, fields=fields, count=n) for split, n in (("train", 101), ("val", 8))
+        }
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        values = [np.random.default_rng(one).normal(size=700).astype(np.float32) for one in samples.tolist()]
+        return {"values": np.stack(values), "number": samples}
+
+
+def never(total: int, done: int = 0) -> None:
+    """Show no progress of a packer."""
+
+
+@pytest.mark.parametrize("case", ["in memory", "dropped", "some are not", "no such call", "cut off"])
+def test_raw_samples_in_memory_are_copied_and_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(packer, "SHARD_BYTES", 100_000)
+    pack(Numbered(), str(tmp_path / "pack"), Settings("raw"), never, never)
+    data, read, calls = Packed(str(tmp_path / "pack"), cache="off"), list[int](), itertools.count()
+    index, real, fill = checked_indices(data)["train"], os.preadv, reader._fill
+    with open(tmp_path / "pack" / "manifest.json", "rb") as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except OSError as error:
+            pytest.skip(f"the file system of {tmp_path} cannot tell what is in memory: {error}")
+
+    def preadv(descriptor: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if flags and case == "no such call":
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        if flags and case == "some are not" and next(calls) % 9 == 4:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        if flags and case == "cut off" and next(calls) % 9 == 4:
+            return real(descriptor, [memoryview(buffers[0])[:100]], offset)
+        return real(descriptor, buffers, offset, flags)
+
+    def filled(source: Data, of: Index, samples: np.ndarray, *rest: Any) -> Any:
+        read.extend(samples.tolist())
+        return fill(source, of, samples, *rest)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(reader, "_fill", filled)
+    direct, shards = Direct(data, index), sorted((tmp_path / "pack").glob("shard-*"))
+    assert len(shards) > 2
+    for number in (0, 1, 2, None):
+        if case == "dropped" and number == 2:
+            for shard in shards:
+                with open(shard, "rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        read.clear()
+        epoch = Epoch(order.Shard(len(index), 13, 0, 1), 7, number)
+        for ids, arrays in direct.read(epoch):
+            assert np.array_equal(arrays["number"], ids)
+            assert np.array_equal(arrays["values"], Numbered().read(index, ids)["values"])
+        if number in (0, None) or case == "no such call":
+            assert sorted(read) == list(range(101)), "not checked yet, or next to each other"
+        elif case == "in memory":
+            assert len(read) < 50, "batches in which two samples are next to each other"
+        elif case != "dropped":
+            assert 10 < len(read) < 101
 
 
 @dataclass(frozen=True)
