@@ -237,9 +237,7 @@ class Numbered(Data):
 
     def index(self) -> dict[str, Index]:
         fields = Field("values", (700,), "float32"), Field("number", (), "int64")
-        return {
-            split: Index(None, (), split=split, fields=fields, count=n) for split, n in (("train", 101), ("val", 8))
-        }
+        return {split: Index(split=split, fields=fields, count=n) for split, n in (("train", 101), ("val", 8))}
 
     def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
         values = [np.random.default_rng(one).normal(size=700).astype(np.float32) for one in samples.tolist()]
