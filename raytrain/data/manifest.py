@@ -170,8 +170,8 @@ class Manifest(masks.MaskedImages):
     def _cells(self, index: Index, samples: np.ndarray, column: str) -> Iterator[Any]:
         """Yield the bytes of some samples in a column."""
         try:
-            tables = with_pillow().tables
-            found = tables.cells(tables.files(self._file()), column, index.rows[samples])
+            files = with_pillow().tables.files(self._file())
+            found = with_pillow().table_cells.cells(files, column, index.rows[samples])
             for sample, raw in zip(samples, found, strict=True):
                 if raw is None:
                     raise errors.BadSample(self.where(index, int(sample)), f"it has no bytes in column {column!r}")

@@ -48,7 +48,11 @@ def of_rows(
     if unlabelled:
         labels[test] = max(labels.max(), 0)
     if (labels < 0).any():
-        what = f"row {int(labels.argmin())} has no label in column {name!r}"
+        row = int(labels.argmin())
+        if numbers is not None and known is None and not column.null_count:
+            what, how = f"row {row} has the label {labels[row]} in column {name!r}", "number the classes from 0"
+            raise errors.UserError(what, where, f"{how}, write their names, or predict them by --data.target {name}")
+        what = f"row {row} has no label in column {name!r}"
         raise errors.UserError(what, where, "give it one, or remove the row")
     if numbers is None or known is not None:
         return labels, known or tuple(names), unlabelled
@@ -121,6 +125,6 @@ def several(column: pa.ChunkedArray, separator: str) -> tuple[np.ndarray, list[s
     there = np.array([bool(text) for text in texts], bool)
     names, places = np.unique(texts[there].astype(str), return_inverse=True)
     if all(name.isdecimal() for name in names):
-        order = np.argsort(names.astype(np.int64), kind="stable")
+        order = np.array(sorted(range(len(names)), key=lambda place: int(names[place])), np.int64)
         names, places = names[order], np.argsort(order)[places]
     return np.stack([rows[there], places.reshape(-1)], 1), names.tolist()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -16,24 +13,18 @@ from pyarrow import json as arrow_json
 
 from raytrain import errors
 from raytrain.data import byte_files, hugging_face, spelling
-from raytrain.data.row_groups import RowGroups
-from raytrain.machine import host_memory
+from raytrain.data.table_cells import ARROW, is_arrow, mapped
 
 _CSV, _JSON = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json")
-_PARQUET, _ARROW = (".parquet", ".pq"), (".arrow",)
+_PARQUET = ".parquet", ".pq"
 _STAT, _THREADS = 200_000, 8
 """Files whose size and time are looked up, and the threads that do so."""
-_KEPT = RowGroups(1 << 30)
-"""The row groups that this process has read last: at most 1 GiB, or a single one."""
-_MOST_OF_MEMORY = 0.5
-"""Share of this machine's memory up to which a row group is read."""
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _CODES = pa.dictionary(pa.int32(), pa.string())
 Kind = Literal["label", "split", "path", "group", "value", "number"]
 """What a column is for: few texts or numbers; few texts; texts; names; names or numbers; numbers."""
 _FILES: dict[str, tuple[str, ...]] = {}
-_LOCK = threading.Lock()
-_OPENING: dict[str, threading.Lock] = {}
 
 
 def files(root: str, fresh: bool = False) -> tuple[str, ...]:
@@ -48,20 +39,20 @@ def files(root: str, fresh: bool = False) -> tuple[str, ...]:
         if not byte_files.is_url(root) and not os.path.exists(root) and "*" not in root and "{" not in root:
             raise errors.no_such_file(root, "file")
         try:
-            found = hugging_face.data_files(root, [one.path for one in byte_files.files(root, (*_PARQUET, *_ARROW))])
+            found = hugging_face.data_files(root, [one.path for one in byte_files.files(root, (*_PARQUET, *ARROW))])
         except (OSError, ValueError) as error:
             if byte_files.is_url(root):
                 raise byte_files.refused(root, error) from None
             raise errors.UserError("no table is there", root, how) from None
         for one in found:
-            if not _name(one).endswith((*_CSV, *_JSON, *_PARQUET, *_ARROW)):
+            if not _name(one).endswith((*_CSV, *_JSON, *_PARQUET, *ARROW)):
                 raise errors.UserError("the manifest is not a table", byte_files.shown(one), how)
         _FILES[root] = tuple(found)
     return _FILES[root]
 
 
 def schema(root: str) -> pa.Schema:
-    """Return the columns of a table; for JSON lines and CSV from its first block.
+    """Return the columns of a table; of a CSV file from its first block.
 
     Raises:
         UserError: the file is no table.
@@ -71,7 +62,13 @@ def schema(root: str) -> pa.Schema:
 
 def holds_bytes(root: str) -> bool:
     """Return whether a table may hold bytes."""
-    return _name(root).endswith((*_PARQUET, *_ARROW))
+    return _name(root).endswith((*_PARQUET, *ARROW))
+
+
+def stamps(root: str) -> list[tuple[int, int]]:
+    """Return size and time of the last change, in ns, of each table that may hold bytes."""
+    held = [one for one in files(root) if holds_bytes(one)]
+    return [(one.size or 0, one.time) for table in held for one in byte_files.files(table, ())]
 
 
 def _name(root: str) -> str:
@@ -94,35 +91,55 @@ def _delimiter(root: str) -> csv.ParseOptions:
 
 
 def _schema(root: str) -> pa.Schema:
-    if _name(root).endswith(_ARROW):
-        return _mapped(root, _stamp(root)).schema
+    if is_arrow(root):
+        return mapped(root).schema
+    if _name(root).endswith(_JSON):
+        return _json(root).schema
     source = byte_files.opened(root)
     if _name(root).endswith(_PARQUET):
         return parquet.read_schema(source)
-    if _name(root).endswith(_CSV):
-        with csv.open_csv(source, parse_options=_delimiter(root)) as file:
-            return file.schema
-    with arrow_json.open_json(source) as file:
+    with csv.open_csv(source, parse_options=_delimiter(root)) as file:
         return file.schema
 
 
 def _columns(root: str, kinds: dict[str, Kind]) -> pa.Table:
     names, is_json = list(kinds), _name(root).endswith(_JSON)
-    known = arrow_json.read_json(_source(root)) if is_json else _schema(root)
+    known = _json(root) if is_json else _schema(root)
     found: list[str] = known.column_names if is_json else known.names
     _check_names(found, root, names)
     if is_json:
         return known.select(names)
-    if _name(root).endswith(_ARROW):
-        return _mapped(root, _stamp(root)).select(names)
-    texts = {field.name for field in known if pa.types.is_string(field.type)}
+    if is_arrow(root):
+        return mapped(root).select(names)
+    texts = {field.name for field in known if any(kind(field.type) for kind in _TEXTS)}
     coded = [name for name, kind in kinds.items() if kind in ("label", "split")]
     few = [name for name in coded if name in texts]  # as numbers, many rows of them take a fraction of the memory
     if _name(root).endswith(_PARQUET):
         source = byte_files.opened(root)
-        return parquet.ParquetFile(source, read_dictionary=few, pre_buffer=byte_files.is_url(root)).read(names)
+        whole = parquet.ParquetFile(source, read_dictionary=few, pre_buffer=byte_files.is_url(root)).read(names)
+        for place, one in enumerate(whole.schema):
+            if one.name in few and one.type != _CODES:  # another type of text
+                column = whole.column(place).cast(pa.string()).dictionary_encode()
+                whole = whole.set_column(place, one.name, column)
+        return whole
     types = {name: pa.string() for name, kind in kinds.items() if kind == "path"}
     return _read_csv(root, names, types | {name: _CODES for name in coded if name in few or kinds[name] == "split"})
+
+
+def _json(root: str) -> pa.Table:
+    """Return the table in a file of JSON lines. Text in which Arrow sees times, such as 2021-05-02, stays as it is."""
+    found = arrow_json.read_json(_source(root))
+    texts = [one.with_type(kind) for one in found.schema if (kind := _without_times(one.type)) != one.type]
+    if not texts:
+        return found
+    options = arrow_json.ParseOptions(explicit_schema=pa.schema(texts))
+    return arrow_json.read_json(_source(root), parse_options=options).select(found.column_names)
+
+
+def _without_times(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_without_times(kind.value_type))
+    return pa.string() if pa.types.is_temporal(kind) else kind
 
 
 def _source(root: str) -> Any:
@@ -261,9 +278,10 @@ def numbers(columns: list[pa.ChunkedArray]) -> np.ndarray | None:
         values = numbers([pa.chunked_array([flat.flatten()])]) if len(flat) else None
         equal = values is not None and not flat.null_count and len(set(flat.value_lengths().unique().to_pylist())) == 1
         return values.reshape(len(flat), -1) if equal and values is not None else None
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
     if not all(any(kind(one.type) for kind in kinds) for one in columns):
         return None
+    columns = [one.cast(pa.float64()) if pa.types.is_decimal(one.type) else one for one in columns]
     found = [one.cast(pa.float32(), safe=False).to_numpy().astype(np.float32) for one in columns]
     return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
@@ -290,110 +308,3 @@ def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | 
     with ThreadPoolExecutor(_THREADS) as pool:
         found = np.array([one for share in pool.map(look, shares) for one in share], np.int64).reshape(-1, 2)
     return found[:, 0].copy(), found[:, 1].copy()
-
-
-def cells(tables: tuple[str, ...], column: str, rows: np.ndarray) -> Iterator[bytes | None]:
-    """Yield the bytes in some rows (int64 [k]) of Parquet and Arrow files, numbered from the first file on, in their
-    order. The row groups that were read last are kept, since neighbours are mostly asked for together.
-
-    Raises:
-        UserError: a row group does not fit into memory.
-        OSError: a file cannot be read.
-    """
-    stamps = tuple(map(_stamp, tables))
-    starts, places = _placed(tables, stamps, column)
-    groups = np.searchsorted(starts, rows, side="right") - 1
-    found: dict[int, bytes | None] = {}
-    for group in np.unique(groups):
-        file, number, size = places[group]
-        kept = _group(tables[file], stamps[file], column, number, size)
-        for row in rows[groups == group]:
-            found[int(row)] = kept[int(row - starts[group])].as_py()
-    return (found[int(row)] for row in rows)
-
-
-def largest_group(root: str, column: str) -> int:
-    """Return the bytes that a column takes in the largest row group of Parquet files; 0 for Arrow files."""
-    tables = files(root)
-    return max((size for _, _, size in _placed(tables, tuple(map(_stamp, tables)), column)[1]), default=0)
-
-
-def _placed(
-    tables: tuple[str, ...], stamps: tuple[int, ...], column: str
-) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    with _LOCK:  # threads that begin together look once
-        return _groups(tables, stamps, column)
-
-
-@lru_cache(maxsize=4)
-def _groups(
-    tables: tuple[str, ...], stamps: tuple[int, ...], column: str
-) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Return the first row of each row group, int64 [groups], and the number of its file, its number there, and the
-    bytes that a column takes in it."""
-    known = list(byte_files.at_once(lambda one: _group_sizes(one, column), list(tables)))
-    places = [(file, group, size) for file, groups in enumerate(known) for group, (_, size) in enumerate(groups)]
-    return np.cumsum([0, *(count for groups in known for count, _ in groups)])[:-1], places
-
-
-def _group_sizes(root: str, column: str) -> list[tuple[int, int]]:
-    """Return the rows of each row group of a Parquet file, and a column's bytes in it; an Arrow file is one group, of
-    which only rows are read."""
-    if _name(root).endswith(_ARROW):
-        return [(len(_mapped(root, _stamp(root))), 0)]
-    about = parquet.read_metadata(byte_files.opened(root))
-    paths = [about.schema.column(part).path for part in range(about.num_columns)]  # `image.bytes` is of `image`
-    parts = [part for part, path in enumerate(paths) if path == column or path.startswith(f"{column}.")]
-    found = []
-    for number in range(about.num_row_groups):
-        group = about.row_group(number)
-        found.append((group.num_rows, sum(group.column(part).total_uncompressed_size for part in parts)))
-    return found
-
-
-def _stamp(root: str) -> int:
-    """Return the time of a file's last change, by which what is kept of it is known; 0 at a URL."""
-    return 0 if byte_files.is_url(root) else os.stat(root).st_mtime_ns
-
-
-def _mapped(root: str, stamp: int) -> pa.Table:
-    """Return the table in an Arrow file, either of IPC's formats, mapped from the disk; one at a URL is read whole, by
-    one thread while others wait for it."""
-    with _OPENING.setdefault(root, threading.Lock()):
-        return _arrow(root, stamp)
-
-
-@lru_cache(maxsize=64)
-def _arrow(root: str, stamp: int) -> pa.Table:
-    source: Any = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else pa.memory_map(root)
-    try:
-        return pa.ipc.open_stream(source).read_all()  # as Hugging Face writes them
-    except pa.ArrowInvalid:
-        source.seek(0)
-        return pa.ipc.open_file(source).read_all()
-
-
-def _group(root: str, stamp: int, column: str, number: int, size: int) -> pa.ChunkedArray:
-    if _name(root).endswith(_ARROW):  # mapped, and rows are read where they are
-        return _bytes_in(_mapped(root, _stamp(root)).column(column))
-    return _KEPT.get((root, stamp, column, number), size, lambda: _row_group(root, column, number, size))
-
-
-def _row_group(root: str, column: str, number: int, size: int) -> pa.ChunkedArray:
-    most = int(host_memory() * _MOST_OF_MEMORY)
-    if size > most:
-        what, how = "a row group, which is read whole,", "write the table again, with row_group_size=1000"
-        raise errors.no_room(what, size, most, byte_files.shown(root), how)
-
-    def work(_: Any) -> pa.ChunkedArray:
-        with parquet.ParquetFile(byte_files.opened(root)) as file:
-            return file.read_row_group(number, columns=[column]).column(0)
-
-    return _bytes_in(byte_files.retried(work) if byte_files.is_url(root) else work(None))
-
-
-def _bytes_in(found: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of bytes."""
-    if pa.types.is_struct(found.type):
-        return found.flatten()[found.type.get_field_index("bytes")]  # Hugging Face's, beside `path`
-    return found

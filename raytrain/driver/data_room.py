@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from raytrain.data import Data, Images, Index, Manifest, Packed, cache, decode, tables
+from raytrain.data import Data, Images, Index, Manifest, Packed, cache, decode, table_cells, tables
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import reading_threads
 from raytrain.errors import BadSample, no_room
@@ -91,7 +91,9 @@ def notes(
 
 def _large_groups(data: Data) -> list[str]:
     """Return a note about row groups of Parquet files that take long to read for each image."""
-    largest = tables.largest_group(data.root, data.bytes) if isinstance(data, Manifest) and data.bytes else 0
+    if not isinstance(data, Manifest) or not data.bytes:
+        return []
+    largest = table_cells.largest_group(tables.files(data.root), data.bytes)
     if largest <= _LARGE_GROUP:
         return []
     how = "write the table again with row_group_size=1000, or `raytrain pack` it"

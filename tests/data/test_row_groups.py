@@ -13,7 +13,7 @@ import pytest
 from pyarrow import fs, parquet
 
 from raytrain.data import Manifest
-from raytrain.data.image_files import tables
+from raytrain.data.image_files import table_cells
 from raytrain.data.row_groups import RowGroups
 from raytrain.errors import UserError
 
@@ -32,15 +32,15 @@ def table(tmp_path: Path) -> str:
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The row groups that have been loaded, each slowly; and a new cache for them."""
-    found, known = list[int](), tables._row_group
+    found, known = list[int](), table_cells._row_group
 
     def load(root: str, column: str, number: int, size: int) -> pa.ChunkedArray:
         found.append(number)
         time.sleep(0.02)
         return known(root, column, number, size)
 
-    monkeypatch.setattr(tables, "_row_group", load)
-    monkeypatch.setattr(tables, "_KEPT", RowGroups(1 << 30))
+    monkeypatch.setattr(table_cells, "_row_group", load)
+    monkeypatch.setattr(table_cells, "_KEPT", RowGroups(1 << 30))
     return found
 
 
@@ -50,7 +50,7 @@ def read_by_all(table: str, rows: list[np.ndarray]) -> list[list[bytes | None]]:
 
     def read(some: np.ndarray) -> list[bytes | None]:
         together.wait()
-        return list(tables.cells((table,), "image", some))
+        return list(table_cells.cells((table,), "image", some))
 
     with ThreadPoolExecutor(len(rows)) as pool:
         return list(pool.map(read, rows))
@@ -109,12 +109,12 @@ def test_a_row_group_that_could_not_be_loaded_is_asked_for_again() -> None:
 def test_a_row_group_beyond_memory_is_one_line(table: str, loads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     data = Manifest(table, bytes="image", val_fraction=0.25)
     index = data.index()["train"]
-    largest = tables.largest_group(table, "image")
+    largest = table_cells.largest_group((table,), "image")
     assert 4000 < largest < 8000
-    monkeypatch.setattr(tables, "host_memory", lambda: 2 * largest - 2)
+    monkeypatch.setattr(table_cells, "host_memory", lambda: 2 * largest - 2)
     with pytest.raises(UserError, match=rf"a row group, which is read whole, needs .*, {table}; write the table again"):
         list(data.encoded(index, np.array([0])))
-    monkeypatch.setattr(tables, "host_memory", lambda: 2 * largest)
+    monkeypatch.setattr(table_cells, "host_memory", lambda: 2 * largest)
     assert list(data.encoded(index, np.array([0]))) == [CELLS[int(index.rows[0])]]
 
 
@@ -123,8 +123,8 @@ def test_an_arrow_file_at_a_url_is_fetched_once(s3: str, monkeypatch: pytest.Mon
     found = pa.table({"image": CELLS})
     with files.open_output_stream(f"{root}/a.arrow") as sink, pa.ipc.new_stream(sink, found.schema) as writer:
         writer.write_table(found)
-    fetched, known = list[str](), tables.byte_files.content
-    monkeypatch.setattr(tables.byte_files, "content", lambda path: fetched.append(path) or known(path))
+    fetched, known = list[str](), table_cells.byte_files.content
+    monkeypatch.setattr(table_cells.byte_files, "content", lambda path: fetched.append(path) or known(path))
     url = f"{s3}/once/a.arrow"
     assert read_by_all(url, [np.array([3])] * THREADS) == [[CELLS[3]]] * THREADS
-    assert fetched == [url] and tables.largest_group(url, "image") == 0
+    assert fetched == [url] and table_cells.largest_group((url,), "image") == 0

@@ -31,6 +31,7 @@ TAGS = ["haze primary", "clear", "", "primary clear", None, "haze"]
         ([[[10, 2], None, []], [[2]]], "|", [(0, 1), (0, 0), (3, 0)], ["2", "10"]),
         ([[["a b"], ["a", "a b"]]], " ", [(0, 1), (1, 0), (1, 1)], ["a", "a b"]),
         ([["01 1"]], " ", [(0, 0), (0, 1)], ["01", "1"]),
+        ([["9 12345678901234567890"]], " ", [(0, 0), (0, 1)], ["9", "12345678901234567890"]),
     ],
 )
 def test_names_are_found_in_each_row(column: list[Any], separator: str, rows: list[Any], names: list[str]) -> None:

@@ -113,3 +113,46 @@ def test_numbers_of_csv_files_may_be_whole_in_some(tmp_path: Path) -> None:
     data = Manifest(f"{tmp_path}/*.csv", size=4, target=("age",), columns=("weight",))
     index = data.index()["train"]
     assert data.read(index, np.arange(4))["age"].tolist() == index.columns["weight"].tolist() == [1, 2, 2.5, -3]
+
+
+def test_texts_of_json_lines_that_look_like_times_stay_texts(tmp_path: Path) -> None:
+    rows = [{"path": f"2021-05-0{day}", "label": f"2021-05-0{day % 2}", "tags": ["2021-05-01"]} for day in range(1, 7)]
+    rows = [row | {"split": "val" if row is rows[-1] else "train"} for row in rows]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = checked_indices(Manifest(str(tmp_path / "a.jsonl"), suffix=".png", cache="off"))
+    assert found["train"].classes == ("2021-05-00", "2021-05-01")
+    assert found["val"].paths is not None and found["val"].paths.to_pylist() == ["2021-05-06.png"]
+    several = Manifest(str(tmp_path / "a.jsonl"), suffix=".png", label="", labels="tags", cache="off")
+    assert checked_indices(several)["train"].classes == ("2021-05-01",)
+
+
+def test_a_split_that_only_late_rows_of_json_lines_have_is_seen(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"path": f"{number}.png", "label": number % 2} for number in range(60_000)]
+    rows[-1]["split"] = "val"
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="row 0 has no split"):
+        Manifest(str(tmp_path / "a.jsonl"), cache="off").index()
+
+
+def test_texts_of_parquet_files_may_be_of_each_kind(tmp_path: Path) -> None:
+    for number, kind in enumerate((pa.string(), pa.large_string(), pa.string())):
+        split = pa.array(["train", "train", "val", "val"], kind)
+        table = {"path": pa.array(list("abcd"), kind), "label": pa.array(["x", "y", "x", "y"], kind), "split": split}
+        write(pa.table(table), tmp_path / f"{number}.parquet")
+    found = checked_indices(Manifest(f"{tmp_path}/*.parquet", cache="off"))
+    assert found["train"].classes == ("x", "y") and found["train"].labels.tolist() == [0, 1] * 3
+
+
+def test_decimals_are_numbers(tmp_path: Path) -> None:
+    ages = pa.array([1.5, 2.25, 3.0, 4.125]).cast(pa.decimal128(9, 3))
+    write(pa.table({"path": list("abcd"), "age": ages}), tmp_path / "a.parquet")
+    index = Manifest(str(tmp_path / "a.parquet"), target=("age",), cache="off", val_fraction=0.25).index()["train"]
+    assert sorted(index.targets.tolist()) == [1.5, 2.25, 3.0, 4.125]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("labels", [[-1, 1, -1, 1], [-1, 0, 1, 0]])
+def test_labels_below_0_are_not_called_missing(labels: list[int], tmp_path: Path) -> None:
+    write(pa.table({"path": list("abcd"), "label": labels}), tmp_path / "a.csv")
+    message = "row 0 has the label -1 in column 'label', "
+    with pytest.raises(UserError, match=message + re.escape(f"{tmp_path}/a.csv; number the classes from 0, write")):
+        Manifest(str(tmp_path / "a.csv"), cache="off").index()
