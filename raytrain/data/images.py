@@ -228,12 +228,23 @@ class Images(Data):
         """Whether `read` decodes images as it does here, beside `further` arrays."""
         return type(self).read is Images.read
 
+    @property
+    def own_code(self) -> str:
+        """What of a subclass of the user's changes the samples, such as `encoded`: their values follow from more than
+        files and fields. Empty for raytrain's own sources."""
+        names = ("encoded", "further", "beside", "encoded_masks")
+        theirs = (name for name in names if not _is_ours(getattr(type(self), name, None)))
+        return next(theirs, "")
+
     def notes(self) -> list[str]:
         """Return notes for the plan: that decoded images are not kept, or cannot be cached."""
         if self.whole:
             return ["every epoch decodes the images again: memory and cache have room for their squares alone"]
         if self.cache == "off":
             return []
+        if self.own_code and self.decodes:
+            what = f"{type(self).__name__}.{self.own_code}"
+            return [f"decoded images are not cached, since {what} may change them: the next run decodes them again"]
         folder = self._cache_folder()
         there = existing(folder)
         if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
@@ -266,7 +277,7 @@ class Images(Data):
 
     def cache_entry(self, index: Index) -> Path | None:
         """Return the cache entry, named by the files, their times and how they are decoded."""
-        if self.cache == "off" or index.times is None or not self.decodes:
+        if self.cache == "off" or index.times is None or not self.decodes or self.own_code:
             return None
         base = self._base()
         root = base if "://" in base else os.path.abspath(base)
@@ -278,6 +289,10 @@ class Images(Data):
     def _base(self) -> str:
         """Return the folder or URL that the samples' paths are relative to."""
         return self.root if "://" in self.root else os.path.expanduser(self.root)
+
+
+def _is_ours(method: Any) -> bool:
+    return method is None or method.__module__.partition(".")[0] == "raytrain"
 
 
 @dataclass(frozen=True)

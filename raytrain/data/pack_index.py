@@ -25,7 +25,7 @@ def split_values(index: Index) -> dict[str, Any]:
         "classes": list(index.classes),
         "labels": index.labels is not None,
         "names": index.in_files,
-        "columns": {name: column.dtype.str for name, column in index.columns.items()},
+        "columns": {name: column.dtype.newbyteorder("=").str for name, column in index.columns.items()},
         "shares": list(index.shares),
     }
 
@@ -42,7 +42,8 @@ def write_index(path: Path, index: Index, places: Mapping[str, np.ndarray]) -> N
     if index.in_files:
         arrays["name"] = index.paths if index.paths is not None else pa.array(index.names(np.arange(len(index))))
     for name, column in index.columns.items():  # Arrow packs booleans into bits, which cannot be mapped
-        arrays[f"column.{name}"] = pa.array(column.view(np.uint8) if column.dtype.kind == "b" else column)
+        native = column.astype(column.dtype.newbyteorder("="), copy=False)
+        arrays[f"column.{name}"] = pa.array(native.view(np.uint8) if column.dtype.kind == "b" else native)
     batch = pa.record_batch(list(arrays.values()), names=list(arrays))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)

@@ -153,7 +153,7 @@ class Packed(Images):
     def cache_entry(self, index: Index) -> Path | None:
         """Return the cache entry of decoded images, named by the pack's checksum and how they are decoded."""
         pack, settled = self._pack(), self._settled()
-        if self.cache == "off" or pack.raw:
+        if self.cache == "off" or pack.raw or self.own_code:
             return None
         named = replace(index, times=np.zeros(0, np.int64))
         folder = self._cache_folder()

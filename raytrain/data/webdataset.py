@@ -136,7 +136,7 @@ class WebDataset(Images):
 
     def cache_entry(self, index: Index) -> Path | None:
         """Return the cache entry, named by the shards, their times and how images are decoded."""
-        if self.cache == "off" or not self.decodes:
+        if self.cache == "off" or not self.decodes or self.own_code:
             return None
         folder = self._cache_folder()
         return with_pillow().cache_entry(folder, index, self.root, self.size, self.channels, self.resampling)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from raytrain import config, errors, files
-from raytrain.data import Data, Folds, Images, Index, decode
+from raytrain.data import Data, Folds, Images, Index, Manifest, Mixed, decode, tables
 from raytrain.data.checks import checked_indices
 from raytrain.data.pack_index import index_name, split_values, write_index
 from raytrain.data.packed import described
@@ -34,6 +34,7 @@ from raytrain.run.lock import Lock, LockHeld, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of
 from raytrain.tools.pack_samples import ROWS, Job, Part, samples
 from raytrain.tools.pack_settings import Settings
+from raytrain.user_code import sources
 
 SHARD_BYTES, _SHARD_ROWS = 64 << 20, 65_536
 """Bytes of a shard, about, and the most samples of one."""
@@ -92,8 +93,21 @@ def _recipe(job: Job, indices: dict[str, Index], parts: list[Part], on_bad_sampl
     prints = {split: index.fingerprint() for split, index in indices.items()}
     named = [VERSION, decode.VERSION, job.codec, job.size, job.quality, libraries, prints, parts]
     fields = next(iter(indices.values())).fields
-    named += [on_bad_sample, described(job.data, fields)]
+    named += [on_bad_sample, described(job.data, fields), *_beyond(job.data)]
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def _beyond(data: Data) -> list[Any]:
+    """Return what decides the samples of a source beyond what its indices tell: tables that hold images, and fields and
+    code of the user's own classes."""
+    parts = data.sources if isinstance(data, Mixed) else (data,)
+    found: list[Any] = [tables.stamps(one.root) for one in parts if isinstance(one, Manifest)]
+    if (own := sources.use(data)) is not None:
+        found += [
+            config.to_dict(data),
+            [[name, hashlib.sha256(one.text).hexdigest()] for name, one in own.named.items()],
+        ]
+    return [*filter(None, found)]
 
 
 def _sample_bytes(job: Job, index: Index) -> float:

@@ -32,10 +32,10 @@ def place_of(dest: str) -> Place:
     if is_url(dest):
         return AtUrl(dest)
     path = expanded(dest).absolute()
-    if os.path.exists(path) and not path.is_dir():
-        raise errors.UserError(
-            "a pack is a folder, and this is a file", path, "give a new or an empty folder, or a URL"
-        )
+    above = files.existing(path)
+    if not above.is_dir():
+        what = "a pack is a folder, and this is a file"
+        raise errors.UserError(what, above, "give a new or an empty folder, or a URL")
     return InFolder(str(path))
 
 

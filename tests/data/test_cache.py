@@ -498,3 +498,13 @@ def test_sources_without_files_have_no_entry(tmp_path: Path) -> None:
     index = data.index()["train"]
     assert Mine(root=data.root, cache=data.cache).cache_entry(index) is None
     assert data.cache_entry(index) is not None and data.cache_entry(replace(index, times=None)) is None
+
+
+@pytest.mark.parametrize("name", ["encoded", "further"])
+def test_what_code_of_the_users_changes_is_not_cached(tmp_path: Path, name: str) -> None:
+    plain = folder(tmp_path / "data")
+    own: Any = type("Own", (ImageFolder,), {name: lambda self, *given: getattr(ImageFolder, name)(self, *given)})
+    data = own(plain.root, size=plain.size, cache=plain.cache)
+    index = data.index()["train"]
+    assert plain.cache_entry(index) is not None and data.cache_entry(index) is None
+    assert data.notes()[-1].startswith(f"decoded images are not cached, since Own.{name} may change them")

@@ -12,14 +12,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from helpers.packs import packed
 from helpers.scenes import Scenes
 from PIL import Image
-from pyarrow import fs
+from pyarrow import fs, parquet
 
-from raytrain import Augment, BadSample, Data, Field, Folds, ImageFolder, Images, Index, Mixed, Packed, UserError
+from raytrain import (
+    Augment,
+    BadSample,
+    Data,
+    Field,
+    Folds,
+    ImageFolder,
+    Images,
+    Index,
+    Manifest,
+    Mixed,
+    Packed,
+    UserError,
+)
 from raytrain.data import byte_files, decode, packs, shards
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.loader import Loader
@@ -226,24 +240,59 @@ def test_the_same_source_gives_the_same_bytes(photos: Path, tmp_path: Path) -> N
 class Counted(ImageFolder):
     """Notes what is read, and dies at one image."""
 
-    fails: str = ""
-
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         for name, raw in zip(index.names(samples), super().encoded(index, samples), strict=True):
-            if self.fails and self.fails in name:
+            if any(part in name for part in FAILS):
                 raise KeyboardInterrupt
             READ.append(name)
             yield raw
 
 
 READ: list[str] = []
+FAILS: list[str] = []
+
+
+@dataclass(frozen=True)
+class Added(ImageFolder):
+    """Adds a number beside each image."""
+
+    number: float = 1.0
+
+    def index(self) -> dict[str, Index]:
+        fields = Field("image", (3, 16, 16), kind="image"), Field("number", (), "float32")
+        return {split: replace(index, fields=fields, shape=None) for split, index in super().index().items()}
+
+    def further(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        return {"number": np.full(len(samples), self.number, np.float32)}
+
+
+def test_a_pack_of_other_samples_in_the_same_places_is_refused(photos: Path, tmp_path: Path) -> None:
+    place = tmp_path / "one"
+    packed(Added(str(photos), size=16), place)
+    assert "already" in packed(Added(str(photos), size=16), place)
+    with pytest.raises(UserError, match="another pack is there"):
+        packed(Added(str(photos), size=16, number=2.0), place)
+    images = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(8)]
+    for shift in (0, 1):
+        raw = []
+        for number in range(4):
+            content = io.BytesIO()
+            images[number + shift].save(content, "PNG")
+            raw.append(content.getvalue())
+        parquet.write_table(pa.table({"image": raw, "label": [0, 1, 0, 1]}), tmp_path / "a.parquet")
+        if not shift:
+            packed(Manifest(str(tmp_path / "a.parquet"), bytes="image"), tmp_path / "two")
+    with pytest.raises(UserError, match="another pack is there"):
+        packed(Manifest(str(tmp_path / "a.parquet"), bytes="image"), tmp_path / "two")
 
 
 def test_a_packer_that_was_cut_off_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing.os, "sched_getaffinity", lambda _: {0})
     source = Counted(str(photos))
+    FAILS.append("class 2/26")
     with pytest.raises(KeyboardInterrupt):
-        packed(replace(source, fails="class 2/26"), tmp_path / "pack")
+        packed(source, tmp_path / "pack")
+    FAILS.clear()
     assert len(list((tmp_path / "pack").glob("*.bin"))) == len(list((tmp_path / "pack/.packing").glob("0*.json"))) > 0
     (tmp_path / "pack/.packing/00002.killed.partial").write_bytes(b"left by a kill")
     with pytest.raises(UserError, match=r"not complete: it has no manifest, .*; go on with the same"):
@@ -359,6 +408,7 @@ def test_mistakes_are_named(photos: Path, tmp_path: Path) -> None:
         (ImageFolder(str(photos)), "a", {"size": 3}, "original keeps the images as they are"),
         (ImageFolder(str(photos)), "full", {}, "the folder is not empty: note.txt"),
         (ImageFolder(str(photos)), "full/note.txt", {}, "a pack is a folder, and this is a file"),
+        (ImageFolder(str(photos)), "full/note.txt/deeper/pack", {}, "and this is a file, .*/full/note.txt;"),
     ):
         with pytest.raises(UserError, match=message):
             packed(data, tmp_path / dest, **settings)
