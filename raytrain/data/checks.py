@@ -205,6 +205,18 @@ def _wrong(index: Index) -> tuple[str, str] | None:
         and not np.isin(index.columns.get("source", np.array(["none"])), np.arange(len(index.shares))).all()
     ):
         return "shares need a column 'source' with the number of each sample's share", "leave shares out"
+    for name in ("rows", "sizes", "times"):
+        column = getattr(index, name)
+        if column is not None and not (
+            isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iu"
+        ):
+            return (
+                f"{name} must be an array of whole numbers, [n], got {_kind(column)}",
+                f"write {name}=np.array(numbers)",
+            )
+    kind = str(getattr(index.paths, "type", ""))
+    if index.paths is not None and (kind not in ("string", "large_string") or hasattr(index.paths, "num_chunks")):
+        return f"paths must be one Arrow array of text, got {_kind(index.paths)}", "write paths=pa.array(names)"
     columns = {name: getattr(index, name) for name in ("rows", "sizes", "times", "paths")} | index.columns
     for name, column in columns.items():
         if column is not None and len(column) != len(index):

@@ -63,7 +63,7 @@ class ImageFolder(FileImages):
         try:
             found = _split_folders(tree)
             if "train" not in found and found:
-                raise errors.UserError("no train folder there", root, _LAYOUT)
+                raise errors.UserError("no train folder there", root, _layout(tree, found))
             folders = found or {"train": ""}
             splits = self._listed(tree, folders)
         except OSError as error:
@@ -139,7 +139,8 @@ class ImageFolder(FileImages):
                 raise _empty_class(os.path.join(base, name), *_wrong_kinds(ignored[strays:]))
             labels.append(np.full(len(paths) - before, label, np.int64))
         if not paths:
-            raise errors.UserError("no class folders with images there", base, _LAYOUT)
+            how = _layout(tree, _split_folders(tree) if folder else {})
+            raise errors.UserError("no class folders with images there", base, how)
         return Index(
             np.concatenate(labels),
             tuple(classes),
@@ -155,6 +156,18 @@ class ImageFolder(FileImages):
 def _split_folders(tree: Any) -> dict[str, str]:
     """Return the names of the splits' folders that exist."""
     return split_folders(name for name, inside in tree.entries("").items() if inside)
+
+
+def _layout(tree: Any, splits: dict[str, str]) -> str:
+    """Return how the folders are to lie; if others are beside those of the splits, also what to do with classes that
+    are called like splits."""
+    names = sorted(splits.values())
+    others = [name for name, inside in tree.entries("").items() if inside and name not in names and name[0] != "."]
+    if not names or not others:
+        return _LAYOUT
+    return (
+        f"{_LAYOUT}; if {errors.listed(names)} and {others[0]} are classes, put all class folders into one called train"
+    )
 
 
 def _wrong_kinds(files: list[str]) -> list[str]:

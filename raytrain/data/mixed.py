@@ -178,9 +178,15 @@ class Mixed(Data):
         names = [name for name in first.columns if all(name in part.columns for part in parts) and name != "source"]
         sizes = [len(part) for part in parts]
         columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
-        labelled = first.labels is not None
+        labels = [part.labels for part in parts if part.labels is not None]
+        if len(labels) not in (0, len(parts)):
+            if split != "test":
+                number = next(number for number, part in enumerate(parts) if part.labels is None)
+                what = f"source {number} has no labels in {split}, and others have some"
+                raise errors.UserError(what, where, "give all sources labels, or none")
+            labels = []  # they are predicted: none needs labels
         return MixedIndex(
-            labels=np.concatenate([part.labels for part in parts]) if labelled else None,  # type: ignore[arg-type]
+            labels=np.concatenate(labels) if labels else None,  # type: ignore[arg-type]
             classes=first.classes,
             shape=first.shape,
             split=split,

@@ -98,6 +98,9 @@ class Index:
 
     def __post_init__(self) -> None:
         if self.shape is not None:  # also in a copy by dataclasses.replace()
+            if len(self.fields) > 1:
+                what = f"shape stands for one image, and fields has {len(self.fields)} fields"
+                raise errors.UserError(what, "in Index", "leave shape out: Index(fields=..., shape=None)")
             object.__setattr__(self, "fields", (Field("image", self.shape, kind="image"),))
 
     def __len__(self) -> int:
@@ -379,11 +382,8 @@ class Data:
                 raise errors.out_of_range(name, values, f"of 1 number or one per channel ({channels})", where)
         policy = self.augment.policy
         if policy != "none" and channels not in (1, 3):
-            raise errors.UserError(
-                f"{policy} takes images of 1 or 3 channels and these have {channels}",
-                "in data.augment.policy",
-                "use --data.augment.policy none",
-            )
+            what = f"{policy} takes images of 1 or 3 channels and these have {channels}"
+            raise errors.UserError(what, "in data.augment.policy", "use --data.augment.policy none")
         if policy != "none" and field.dtype != "uint8":
             raise errors.UserError(
                 f"{policy} changes images of uint8, got {field.dtype}", f"in {where}", "leave augment.policy out"

@@ -17,9 +17,10 @@ from PIL import Image, ImageDraw
 from raytrain import errors
 from raytrain.data import Data, Field, Images, Index, decode
 from raytrain.data.blocks import bad_text, read_part
-from raytrain.data.checks import checked_indices
+from raytrain.data.checks import checked_further, checked_indices
 from raytrain.data.font import font
 from raytrain.data.image_files import pixel_size_of
+from raytrain.user_code.places import calling
 
 _CHUNK, _THREADS = 16, 4
 """Samples that a thread reads at a time, and the threads."""
@@ -198,12 +199,14 @@ def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, 
     arrays: dict[str, Any] = {**index.empty(len(rows)), "bad": np.full(len(rows), "", object)}
     keys, sizes = [], []
     for place, row in enumerate(rows):
-        raw = b""
+        raw, one = b"", np.array([row])
         try:
-            (raw,) = data.encoded(index, np.array([row]))
+            with calling(f"{type(data).__name__}.encoded of {index.name(int(row))},"):
+                (raw,) = data.encoded(index, one)
             channels, size, _ = index.input.shape
             arrays[index.input.name][place] = decode.square(raw, size, channels, data.resampling)
-            for name, array in data.beside(index, np.array([row]), [raw]).items():
+            more = data.beside(index, one, [raw]) if data.masked else checked_further(data, index, one)
+            for name, array in more.items():
                 arrays[name][place] = array[0]
             sizes.append(pixel_size_of(raw) or (0, 0))
         except errors.BadSample as error:
@@ -230,7 +233,8 @@ def _classes(indices: dict[str, Index]) -> dict[str, list[int]]:
     train = indices["train"]
     if train.labels is None:
         return {}
-    known = [np.bincount(index.labels, minlength=len(train.classes)) for index in indices.values()]
+    labels = [index.labels if index.labels is not None else np.zeros(0, np.int64) for index in indices.values()]
+    known = [np.bincount(one, minlength=len(train.classes)) for one in labels]
     return {name: [int(one[label]) for one in known] for label, name in enumerate(train.classes)}
 
 

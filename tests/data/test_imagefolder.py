@@ -162,6 +162,8 @@ def test_stray_and_hidden_files_are_ignored_and_named(tmp_path: Path) -> None:
         (["only/notes.gif"], "no class folders with images there, ROOT"),
         ([*many("."), "wasp/notes.gif"], "a class folder has no images, ROOT/wasp; remove the folder"),
         (many("val"), "no train folder there, ROOT; give a folder with train"),
+        (["good/a.png", "test/b.png"], "if test and good are classes, put all class folders into one called train"),
+        (["bus/a.png", "train/b.png"], "<class>/*.jpg alone; if train and bus are classes, put all class folders into"),
         ([*many("train"), *many("val", ["ant", "wasp"])], "val lacks bee and train lacks wasp, ROOT; give both"),
         (
             [*many("train"), *many("val"), *many("test", ["ant"])],

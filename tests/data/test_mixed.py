@@ -125,6 +125,22 @@ def test_mixtures_that_cannot_be_are_refused(make: Any, message: str) -> None:
         make()
 
 
+def test_test_splits_without_labels_are_joined_and_others_are_not() -> None:
+    @dataclass(frozen=True)
+    class Tested(Plain):
+        bare: str = ""
+
+        def index(self) -> dict[str, Index]:
+            found = super().index()
+            found["test"] = replace(found["val"], split="test")
+            return found | ({self.bare: replace(found[self.bare], labels=None, count=4)} if self.bare else {})
+
+    test = Mixed(sources=(Tested(), Tested(bare="test"))).index()["test"]
+    assert test.labels is None and len(test) == 8
+    with pytest.raises(UserError, match="source 1 has no labels in val, and others have some"):
+        Mixed(sources=(Tested(), Tested(bare="val"))).index()
+
+
 def test_mixtures_may_be_nested_and_augmented() -> None:
     nested = Mixed(sources=(MIXED, Plain(200, 5)), augment=Augment(flip=0.5), shares=(1.0, 1.0))
     index = checked_indices(nested)["train"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +148,42 @@ def test_names_with_line_breaks_and_escapes_are_one_line(tmp_path: Path, capsys:
     said = succeeds(capsys, "data", tmp_path, "--data.cache", "off")
     assert "\x1b" not in said and "a b/0.png" in said and "cd/" in said and "bad.png: " in said
     assert all(line.startswith(" ") or line.split()[0].isalpha() for line in said.splitlines() if line)
+
+
+@dataclass(frozen=True)
+class Beside(ImageFolder):
+    """A folder whose images have numbers beside them; `wrong` says what is wrong with these."""
+
+    wrong: str = ""
+
+    def index(self) -> dict[str, Index]:
+        fields = Field("image", (3, 8, 8), kind="image"), Field("age", (), "float32")
+        found = {split: replace(index, fields=fields, shape=None) for split, index in super().index().items()}
+        return found | {"test": replace(found["val"], labels=None, split="test")} if self.wrong == "labels" else found
+
+    def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
+        if self.wrong == "encoded":
+            raise KeyError("no such image")
+        return super().encoded(index, samples)
+
+    def further(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        name = "z" if self.wrong == "name" else "age"
+        return {name: np.zeros(len(samples), np.float64 if self.wrong == "dtype" else np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("name", "'z'"),
+        ("dtype", "float64"),
+        ("encoded", r"Beside\.encoded of train/ant/00\.png, fails: KeyError: 'no such image'"),
+    ],
+)
+def test_mistakes_of_a_source_of_ones_own_are_named(folder: Path, wrong: str, message: str) -> None:
+    with pytest.raises(errors.UserError, match=message):
+        describe(Beside(str(folder), size=8, wrong=wrong), 1000, 60.0)
+
+
+def test_a_test_split_without_labels_is_counted(folder: Path) -> None:
+    found, _ = describe(Beside(str(folder), size=8, wrong="labels"), 1000, 60.0)
+    assert found.counts == {"train": 12, "val": 2, "test": 2} and found.classes == {"ant": [10, 1, 0], "bee": [2, 1, 0]}
