@@ -94,8 +94,8 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
             "Tries micro-batches of an experiment, or of that of a run, on this machine, in each precision. Prints the "
             "largest micro-batch that fits into a worker's memory (--memory GIB), and the fastest one. The global "
             "batch_size stays: gradients accumulate to it. What is learnt stays too, up to rounding, but for "
-            "BatchNorm, whose statistics are those of a micro-batch, and dropout. Trials run in processes of their own; if one "
-            "dies, its size does not fit.",
+            "BatchNorm, whose statistics are those of a micro-batch, and dropout. Trials run in processes of their "
+            "own; if one dies, its size does not fit.",
         )
     path = _mirrored(path)
     value, source = load(path)
