@@ -74,7 +74,7 @@ def is_said(error: str, said: list[str]) -> bool:
     return any(re.search(pattern, text, re.DOTALL) for text in said)
 
 
-@pytest.mark.parametrize("page", ["sweeps", "tutorial", "index", "steps", "hooks", "augmentation"])
+@pytest.mark.parametrize("page", ["sweeps", "tutorial", "index", "steps", "hooks", "augmentation", "own"])
 def test_the_experiments_of_a_page_can_be_made(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
     wanted = [block for block in blocks if re.search(r"^(experiment|sweep) = ", block, re.MULTILINE)]

@@ -93,8 +93,9 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
             usage,
             "Tries micro-batches of an experiment, or of that of a run, on this machine, in each precision. Prints the "
             "largest micro-batch that fits into a worker's memory (--memory GIB), and the fastest one. The global "
-            "batch_size stays, and so does what is learnt: gradients accumulate to it. Trials run in processes of "
-            "their own; if one dies, its size does not fit.",
+            "batch_size stays: gradients accumulate to it. What is learnt stays too, up to rounding, but for "
+            "BatchNorm, whose statistics are those of a micro-batch, and dropout. Trials run in processes of their "
+            "own; if one dies, its size does not fit.",
         )
     path = _mirrored(path)
     value, source = load(path)
