@@ -97,8 +97,10 @@ class Mixed(Data):
             for name in _COMMON:
                 own, common = getattr(source, name), getattr(self, name)
                 if own not in (common, Augment()):
-                    what = f"{name} is {common!r} of Mixed and {own!r} of source {number}, {type(source).__name__}"
-                    raise errors.UserError(what, where, f"give both the same: Mixed(..., {name}=...)")
+                    kind = type(source).__name__
+                    what = f"{name} is {common!r} of Mixed and {own!r} of source {number}, {kind}"
+                    how = f"give both the same: Mixed(..., {name}=...) and {kind}(..., {name}=...)"
+                    raise errors.UserError(what, where, how)
 
     def absolute(self) -> Mixed:
         """Return the mixture of sources with absolute paths."""

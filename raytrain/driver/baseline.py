@@ -72,7 +72,7 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Basel
     # Of a mask, [classes, 1, 1] is one answer for all pixels.
     shape = torch.Size((*answer.shape[:-2], *target.shape[-2:])) if answer.ndim == 3 else answer.shape
     outputs, sums, step = answer.expand(len(val), *shape), Sums(), max(1, _STEP_VALUES // max(1, shape.numel()))
-    with torch.inference_mode():
+    with torch.no_grad():  # metrics of libraries may change tensors in place, as torchmetrics does
         for start in range(0, len(val), step):
             part = slice(start, start + step)
             one = Batch({name: array[part] for name, array in val.arrays.items()}, val.ids[part])

@@ -15,8 +15,21 @@ from helpers.ranks import new_run, train_rank
 from torch import nn
 from torchmetrics import classification, regression
 
-from raytrain import CNN, Batch, Classification, Digits, Experiment, Regression, Run, Supervised, TorchMetric, UserError
+from raytrain import (
+    CNN,
+    MLP,
+    Batch,
+    Classification,
+    Digits,
+    Experiment,
+    Regression,
+    Run,
+    Supervised,
+    TorchMetric,
+    UserError,
+)
 from raytrain import config as config_module
+from raytrain.driver.baseline import baseline
 from raytrain.run import experiment_file
 from raytrain.tasks.metrics import Sums
 
@@ -106,3 +119,11 @@ def test_a_run_monitors_it_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert run.metrics().num_rows == 3 and run.summary["val_kappa"] == best > 0
     said = fails(capsys, "train", tmp_path / "exp.py", "--out", tmp_path, "--task.monitor", "val_kapa")
     assert "did you mean val_kappa?" in said
+
+
+def test_the_plan_scores_a_constant_answer() -> None:
+    found = (classification.MulticlassCohenKappa, classification.MulticlassMatthewsCorrCoef)
+    metrics = tuple(TorchMetric(one, column=f"c{number}") for number, one in enumerate(found))
+    value = Experiment(MLP(hidden=(8,)), Digits(), task=Classification(metrics=metrics))
+    scores = baseline(value, Digits().index()).scores
+    assert scores["val_c0"] == 0 and scores["val_c1"] == 0 and 0 < scores["val_accuracy"] < 0.2
