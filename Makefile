@@ -86,7 +86,7 @@ bench-augmentation: setup
 bench-check: setup
 	$(BIN)/python benchmarks/regression.py
 
-# Each row of `bench` once, on little data: does it still run? Rows whose peer is not installed are skipped.
+# Rows of `bench` once, on little data: does each kind of side still run? Rows whose peer is not installed are skipped.
 bench-smoke: setup
 	$(BIN)/python benchmarks/run.py --smoke
 	$(BIN)/python benchmarks/gpu.py --dry_run

@@ -177,6 +177,8 @@ class Row(Generic[Source]):
     """Whether only `--full` measures it, and a smoke test."""
     package: str = ""
     """What a peer needs that `make setup` does not install."""
+    alike: bool = False
+    """Whether another row runs the same sides with other numbers: a smoke test leaves this one out."""
 
 
 def steady(peer: str, bench: Bench, **changes: Any) -> Measured:
@@ -240,7 +242,7 @@ ROWS: tuple[Row[Bench], ...] = (
     Row("two-ranks-gloo", "tutorial, 2 ranks", Goal(3.8), lambda bench: bench.two_ranks[0]),
     Row("two-ranks-shared", "tutorial, 2 ranks", Goal(6.0), lambda bench: bench.two_ranks[1]),
     Row("compute-mlp", "compute alone", Goal(0.98), compute),
-    Row("compute-cnn", "compute alone", Goal(0.98), partial(compute, model="cnn")),
+    Row("compute-cnn", "compute alone", Goal(0.98), partial(compute, model="cnn"), alike=True),
     Row("ray-streaming", "Ray Train + Data", Goal(7.0), lambda bench: bench.ray[0]),
     Row(
         "ray-materialised",
@@ -248,10 +250,21 @@ ROWS: tuple[Row[Bench], ...] = (
         Goal(1.08),
         partial(steady, "ray_materialised", samples=6_400),
     ),
-    Row("loader-alone", "Ray Data, materialised", Goal(8.0), partial(steady, "ray_materialised", loader_alone=True)),
+    Row(
+        "loader-alone",
+        "Ray Data, materialised",
+        Goal(8.0),
+        partial(steady, "ray_materialised", loader_alone=True),
+        alike=True,
+    ),
     Row("lightning", "Lightning, equal loader", Goal(1.0), partial(steady, "lightning_trainer"), package="lightning"),
     Row(
-        "lightning-small", "Lightning, step < 1 ms", Goal(1.3), partial(small, "lightning_trainer"), package="lightning"
+        "lightning-small",
+        "Lightning, step < 1 ms",
+        Goal(1.3),
+        partial(small, "lightning_trainer"),
+        package="lightning",
+        alike=True,
     ),
     Row("accelerate", "Accelerate, equal loader", Goal(1.0), partial(steady, "accelerate_loop"), package="accelerate"),
     Row(
@@ -260,6 +273,7 @@ ROWS: tuple[Row[Bench], ...] = (
         Goal(1.3),
         partial(small, "accelerate_loop"),
         package="accelerate",
+        alike=True,
     ),
     Row(
         "first-epoch",
@@ -269,7 +283,7 @@ ROWS: tuple[Row[Bench], ...] = (
     ),
     Row("second-start", "packing", Goal(0.05, "<="), lambda bench: bench.packing[1]),
     Row("streaming-jpeg", "DataLoader, 2 processes", Goal(1.5), partial(photographs, "files", "dataloader")),
-    Row("pack-jpeg", "DataLoader, 2 processes", Goal(4.0), partial(photographs, "jpeg", "dataloader")),
+    Row("pack-jpeg", "DataLoader, 2 processes", Goal(4.0), partial(photographs, "jpeg", "dataloader"), alike=True),
     Row("pack-raw", "the same, resident", Goal(0.95), partial(photographs, "raw", "resident")),
     Row("scan", "1 us a file", Goal(1.0, "<="), scan),
     Row("reopen", "50 ms for 600,000 files", Goal(1.0, "<="), reopen),
@@ -277,13 +291,13 @@ ROWS: tuple[Row[Bench], ...] = (
     Row("scale-memory", "itself at 6,000 samples", Goal(1.02, "<="), lambda bench: bench.scale[1]),
     Row("memory", "Ray Train + Data, PSS", Goal(0.75, "<="), memory),
     Row("efficiency-64", "itself, 1 rank", Goal(0.88), partial(efficiency, 64)),
-    Row("efficiency-256", "itself, 1 rank", Goal(0.96), partial(efficiency, 256)),
+    Row("efficiency-256", "itself, 1 rank", Goal(0.96), partial(efficiency, 256), alike=True),
     Row("auto-mlp", "tutorial, fp32", Goal(5.6), lambda bench: bench.tutorial["mlp"][1]),
     Row("auto-cnn", "tutorial, fp32", Goal(2.0), lambda bench: bench.tutorial["cnn"][1]),
     Row("start", "raw TorchTrainer", Goal(0.6, "<="), lambda bench: bench.cold[0]),
     Row("end", "raw TorchTrainer", Goal(0.3, "<="), lambda bench: bench.cold[1]),
-    Row("start-cluster", "raw TorchTrainer there", Goal(0.5, "<="), lambda bench: bench.cluster[0]),
-    Row("end-cluster", "raw TorchTrainer there", Goal(0.3, "<="), lambda bench: bench.cluster[1]),
+    Row("start-cluster", "raw TorchTrainer there", Goal(0.5, "<="), lambda bench: bench.cluster[0], alike=True),
+    Row("end-cluster", "raw TorchTrainer there", Goal(0.3, "<="), lambda bench: bench.cluster[1], alike=True),
     Row(
         "checkpoint-stall",
         "torch.save and report",

@@ -86,9 +86,13 @@ def test_smoke_rows_are_small_and_independent(monkeypatch: pytest.MonkeyPatch) -
     assert asked == [1] and bench.cold == (1, 2)
 
 
-def test_a_smoke_test_has_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smoke_test_has_each_kind_of_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["run.py", "--smoke"])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     chosen: list[str] = []
     monkeypatch.setattr(run, "smoke", lambda bench, rows: chosen.extend(row.name for row in rows) or 0)
-    assert run.main() == 0 and chosen == [row.name for row in ROWS]
+    assert run.main() == 0 and chosen == [row.name for row in ROWS if not row.alike]
+    assert {row.alike for row in ROWS} == {True, False} and {"pack-raw", "start", "memory"} <= {*chosen}
+    chosen.clear()
+    monkeypatch.setattr("sys.argv", ["run.py", "--smoke", "--rows", "pack-jpeg"])
+    assert run.main() == 0 and chosen == ["pack-jpeg"]
