@@ -19,7 +19,7 @@ from importlib.metadata import version
 from typing import BinaryIO, Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from raytrain.data.crops import Crops
 from raytrain.data.late import with_torch
@@ -132,18 +132,16 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width:,} x {height:,} pixels are more than {MAX_PIXELS:,}")
         if not raw.startswith(_JPEG):
-            return _with_pillow(image, channels)
+            return _upright(_with_pillow(image, channels), image)
         scans = raw.count(_SCAN)
         if scans * width * height > _MAX_SCANNED:
             raise ValueError(f"{scans:,} scans are too many for an image of {width:,} x {height:,} pixels")
         if not with_torch().decode_torch.has_decoder():
-            return _with_pillow(image, channels)
-        turn = _TURNS.get(_orientation(image))
-    try:
-        found = with_torch().decode_torch.decoded(raw, channels)
-        return found if turn is None else np.ascontiguousarray(turn(found))
-    except RuntimeError as error:
-        raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
+            return _upright(_with_pillow(image, channels), image)
+        try:
+            return _upright(with_torch().decode_torch.decoded(raw, channels), image)
+        except RuntimeError as error:
+            raise ValueError(re.sub(r".*\.cpp:\d+, ", "", str(error).partition("\n")[0])) from None
 
 
 def numbers(raw: bytes) -> np.ndarray:
@@ -165,6 +163,7 @@ def numbers(raw: bytes) -> np.ndarray:
         bits = raw[24] if raw.startswith(_PNG) else getattr(image, "tag_v2", {}).get(_BITS, (8,))[0]
         if image.mode == "L" and bits in (2, 4):  # Pillow has spread them over 0 to 255
             found = found // (255 // (2**bits - 1))
+        (found,) = _upright(found[None], image)
     return found.astype(np.uint8) if found.dtype == bool else found
 
 
@@ -274,15 +273,19 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
+def _upright(found: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Return decoded pixels, [channels, height, width], turned as the image's header says."""
+    turn = _TURNS.get(_orientation(image))
+    return found if turn is None else np.ascontiguousarray(turn(found))
+
+
 def _loaded(image: Image.Image) -> Image.Image:
-    """Decode an image, and turn it as EXIF says."""
+    """Decode an image as it is stored."""
     try:
         tags = getattr(image, "tag_v2", {})  # a TIFF's: a tile is decoded as a whole, however small the image
         if tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_LENGTH, 0) > MAX_PIXELS:
             raise ValueError("its tiles are too large")
         image.load()
-        if _orientation(image) in _TURNS:
-            ImageOps.exif_transpose(image, in_place=True)
     except Exception as error:  # Pillow's decoders raise many types on damaged bytes
         raise ValueError(f"it cannot be decoded ({error})") from None
     return image
