@@ -131,12 +131,11 @@ def pixels(raw: bytes, channels: int) -> np.ndarray:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width:,} x {height:,} pixels are more than {MAX_PIXELS:,}")
-        if not raw.startswith(_JPEG):
-            return _upright(_with_pillow(image, channels), image)
-        scans = raw.count(_SCAN)
+        jpeg = raw.startswith(_JPEG)
+        scans = raw.count(_SCAN) if jpeg else 0
         if scans * width * height > _MAX_SCANNED:
             raise ValueError(f"{scans:,} scans are too many for an image of {width:,} x {height:,} pixels")
-        if not with_torch().decode_torch.has_decoder():
+        if not jpeg or not with_torch().decode_torch.has_decoder():
             return _upright(_with_pillow(image, channels), image)
         try:
             return _upright(with_torch().decode_torch.decoded(raw, channels), image)

@@ -140,6 +140,7 @@ class Direct:
         decoder: decodes on the GPU, for a source that is `on_gpu`; without one the CPU decodes.
 
     Attributes:
+        copies: whether one thread copies what is in memory.
         skipped: the paths of samples that could not be read and were left out (`on_bad_sample="skip"`).
     """
 
@@ -155,6 +156,7 @@ class Direct:
         self.data, self.index, self.complete, self.remedy, self.decoder = data, index, complete, remedy, decoder
         self.cropped = cropped(data, index) if data.whole else index
         self.threads = min(_THREADS, max(RAW_THREADS if data.raw else 1, threads or host_cpus()))
+        self.copies = data.raw and data.direct
         self.skipped: list[str] = []
         self.buffers = Buffers(index.fields)
         self.rows = max(_PART_ROWS, _PART // max(1, index.sample_bytes))
@@ -212,7 +214,7 @@ class Direct:
                 continue
             self._cancel(self._begun)
             batch = _Batch(place, self.buffers.arrays(len(place.samples)))
-            if self.data.raw and self.data.direct:
+            if self.copies:
                 batch.copied = self._copier.submit(self._copy, self._pool, index, batch)
             else:
                 self._submit(self._pool, index, batch)

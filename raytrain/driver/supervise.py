@@ -34,8 +34,8 @@ from raytrain.loggers import Logger
 from raytrain.run.run import Run
 from raytrain.watchdog import Hung
 
-_BREAKPOINT = {name: value for name, value in os.environ.items() if name == "PYTHONBREAKPOINT" and value[:4] != "ray."}
-"""What the user has set before Ray did."""
+_BREAKPOINT = os.environ.get("PYTHONBREAKPOINT", "")
+"""The debugger that the user has chosen, before Ray sets its own; empty for Python's."""
 _START_SECONDS = 10
 _LOOK_SECONDS, _HEAD_SECONDS = 1.0, 5.0
 """Seconds between checks of the cluster, and seconds for which its head may be silent."""
@@ -50,8 +50,7 @@ def work_here(job: Job, tail: Tail, interrupts: Interrupts) -> None:
         RunFailed: an error ended it.
     """
     # breakpoint() is to stop here, in the terminal. Ray has set its own debugger, which waits for another program.
-    os.environ.pop("PYTHONBREAKPOINT", None)
-    os.environ.update(_BREAKPOINT)
+    os.environ["PYTHONBREAKPOINT"] = "" if _BREAKPOINT.startswith("ray.") else _BREAKPOINT
     try:
         with tail.in_background():
             work(job, unwind=interrupts.unwind)

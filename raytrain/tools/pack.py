@@ -100,14 +100,17 @@ def _recipe(job: Job, indices: dict[str, Index], parts: list[Part], on_bad_sampl
 def _beyond(data: Data) -> list[Any]:
     """Return what decides the samples of a source beyond what its indices tell: tables that hold images, and fields and
     code of the user's own classes."""
-    parts = data.sources if isinstance(data, Mixed) else (data,)
-    found: list[Any] = [tables.stamps(one.root) for one in parts if isinstance(one, Manifest)]
+    found: list[Any] = _tables(data)
     if (own := sources.use(data)) is not None:
-        found += [
-            config.to_dict(data),
-            [[name, hashlib.sha256(one.text).hexdigest()] for name, one in own.named.items()],
-        ]
-    return [*filter(None, found)]
+        texts = [[name, hashlib.sha256(one.text).hexdigest()] for name, one in own.named.items()]
+        found += [config.to_dict(data), texts]
+    return found
+
+
+def _tables(data: Data) -> list[tuple[int, int]]:
+    if isinstance(data, Mixed):
+        return [one for source in data.sources for one in _tables(source)]
+    return tables.stamps(data.root) if isinstance(data, Manifest) else []
 
 
 def _sample_bytes(job: Job, index: Index) -> float:
