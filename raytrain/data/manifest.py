@@ -138,6 +138,7 @@ class Manifest(masks.MaskedImages):
             train = [has_split or split == _TRAIN for split in by_name]
             whole, splits = self._with_labels(table, splits, self._named_classes(files, counts, schemas, train))
         whole = self._whole(table, whole, self._prefixes(files, counts))
+        tables.release()
         found = {
             split: replace(whole.take(np.flatnonzero(splits == number)), split=split)
             for number, split in enumerate(SPLITS)
@@ -147,6 +148,8 @@ class Manifest(masks.MaskedImages):
             raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
         if "val" not in found:
             found |= self._held_out(found["train"], has_split)
+        del whole
+        tables.release()
         return {split: found[split] for split in SPLITS if split in found}
 
     def further(self, index: Any, samples: np.ndarray) -> dict[str, np.ndarray]:  # type: ignore[override]
