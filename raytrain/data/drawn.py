@@ -129,13 +129,15 @@ def _between(draws: np.ndarray, low: np.float32, high: np.float32) -> np.ndarray
 
 
 def table(drawn: Drawn, ids: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return all that a device needs to know of samples, float64 [n, columns], for `Columns`.
+    """Return all that a device needs to know of samples, float64 [n, columns], for `Columns`. The first column has the
+    bits of the samples' numbers, which the device need not convert.
 
     Args:
         ids: int64 [n], the samples.
         height: of the images that the model sees.
     """
-    columns, n = [ids[:, None], *(np.zeros((len(ids), width)) for width in _widths(drawn.augment))], len(ids)
+    n = len(ids)
+    columns = [ids[:, None].view(np.float64), *(np.zeros((n, width)) for width in _widths(drawn.augment))]
     if columns[1].size:
         columns[1] = drawn.places()
     if columns[2].size:
@@ -160,7 +162,7 @@ class Columns:
 
     def __init__(self, augment: Augment, rows: torch.Tensor):
         samples, self._places, self._boxes, self._mixture = rows.split([1, *_widths(augment)], 1)
-        self.samples = samples[:, 0].long()
+        self.samples = samples[:, 0].view(torch.int64).contiguous()
         """int64 [n]."""
 
     def places(self) -> torch.Tensor:

@@ -30,7 +30,8 @@ class Step:
         step: its number, from 1.
         lr: the learning rate.
         size: samples of the global batch.
-        loss: float64 [slots of the strategy], on the device: this rank's sums over samples.
+        loss: [slots of the strategy], on the device: this rank's sums over samples, as the task's loss if it is one
+            micro-batch's, and float64 otherwise.
         updated: whether the weights were updated; a tensor of one element if the device alone knows.
         columns: the hooks' columns for its row.
     """
@@ -119,7 +120,7 @@ class LossLog:
         every = _REDUCE_SECONDS * len(steps) / max(now - self._last, 1e-6)
         tail = [float(ask), max(1.0, min(_MOST_STEPS, every))] if ranks.rank == 0 else [0.0, 0.0]
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known on ranks that have had samples
-        losses = torch.cat([step.loss for step in steps]).cpu() if steps else torch.empty(0, dtype=torch.float64)
+        losses = torch.cat([step.loss for step in steps]).cpu().double() if steps else torch.empty(0).double()
         spent = list(self.clock.phases().values())  # the device has been waited for, and other ranks have not
         own = [0.0] * (len(spent) * ranks.rank) + spent + [0.0] * (len(spent) * (ranks.world - 1 - ranks.rank))
         sums = torch.cat([losses, torch.tensor([*tail, *own], dtype=torch.float64)]).to(ranks.device)

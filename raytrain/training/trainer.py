@@ -216,7 +216,7 @@ class Trainer:
         doing.begin("exchanging gradients", progress.step)
         strategy.reduce_gradients()
         columns = self.hooks.after_backward(self)
-        found = torch.stack([self.sums.get(slot, self.zero) for slot in range(strategy.slots)])
+        found = torch.cat([self.sums.get(slot, self.zero).reshape(1) for slot in range(strategy.slots)])
         if self.writer:
             self.writer.settle()
         doing.begin("updating the weights", progress.step)
@@ -235,8 +235,8 @@ class Trainer:
             loss, count = self.experiment.task.loss(model, one.batch)
         unit = self.losses.check_unit(count, len(one.batch))
         if self.strategy.counts and not one.blank:
-            found = loss.detach().double()
-            self.sums[slot] = self.sums[slot] + found if slot in self.sums else found
+            found = loss.detach()
+            self.sums[slot] = self.sums[slot].double() + found if slot in self.sums else found
         doing.at(BACKWARD)
         return self.precision.scaled(loss * (0.0 if one.blank else self.strategy.gradient_scale / (unit * one.size)))
 

@@ -245,3 +245,16 @@ def test_a_step_launches_two_graphs_and_at_most_three_operations(
     e = replace(on(augment), epochs=1)
     trained(tmp_path / "run", e, Capture(Silent), Each())
     assert len(found) == 22 - COUNTED and max(map(len, found)) == 3, "the rows, the loss, and the learning rate"
+
+
+def test_a_captured_preparation_is_four_kernels(tmp_path: Path) -> None:
+    """Images and labels are gathered, and images normalised."""
+    hook = Capture()
+    trained(tmp_path / "run", replace(on(Augment()), epochs=1), hook)
+    (found,) = hook.steps.known.values()
+    assert isinstance(found.graph, Replayed)
+    names = [str(call[0]._overloadpacket) for call in found.graph.calls]
+    passed = names[: names.index("aten.addmm")]
+    no_work = {f"aten.{name}" for name in ("view", "split_with_sizes", "select", "detach", "empty", "t")}
+    kernels = [name for name in passed if name not in no_work]
+    assert kernels == ["aten.index_select", "aten.index_select", "aten.sub", "aten.mul_"]
