@@ -33,6 +33,7 @@ from raytrain.run.run import Run
 from raytrain.tasks.task import Task
 from raytrain.tools.inference import check_input
 from raytrain.tools.output import WEIGHTS, check_onnx, check_output, write_file
+from raytrain.user_code.places import line_of
 
 TOLERANCE = 1e-4
 """The largest difference of an exported program's outputs to the model's, for outputs of magnitude 1 or less; for
@@ -244,10 +245,11 @@ def _failures(run: Run, what: str, others: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except Exception as error:  # exporters refuse in many types what they cannot take
-        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        said = [line.strip() for line in str(error).strip().splitlines()] or [""]
+        reason = " ".join([said[0], *(line for line in said[1:2] if line.startswith("- "))])  # a list has the reason
         raise errors.UserError(
-            f"{what}: {reason}",
-            f"in {type(run.experiment.model).__name__}",
+            f"{what}: {type(error).__name__}: {reason}",
+            line_of(error) or f"in {type(run.experiment.model).__name__}",
             f"correct what it names in the model, or export {others}",
         ) from None
     finally:

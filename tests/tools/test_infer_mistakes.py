@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -127,8 +128,29 @@ class Branching(Model):
 def test_untraceable_model_exports_as_weights_only(tmp_path: Path, capsys: Capture) -> None:
     run = make_run(tmp_path / "run", Experiment(model=Branching(), data=Digits()), steps=2)
     said = fails(capsys, "export", run.path, tmp_path / "model.pt2")
-    assert "torch.export cannot trace the model: " in said and "in Branching; correct what it names" in said
+    line = inspect.getsourcelines(Branching.build)[1] + 7
+    assert "torch.export cannot trace the model: " in said and f"{__file__}:{line}; correct what it names" in said
     succeeds(capsys, "export", run.path, tmp_path / "model.pth")
+
+
+@dataclass(frozen=True)
+class Paired(Model):
+    def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Linear(64, classes)
+
+            def forward(self, images: torch.Tensor) -> torch.Tensor:
+                return self.head(images.flatten(1)) * (2 if len(images) % 2 == 0 else 1)
+
+        return Net()
+
+
+def test_a_model_that_looks_at_the_size_of_the_batch_is_told_so(tmp_path: Path, capsys: Capture) -> None:
+    run = make_run(tmp_path / "run", Experiment(model=Paired(), data=Digits()), steps=2)
+    said = fails(capsys, "export", run.path, tmp_path / "model.pt2")
+    assert "your code specialized it to be a constant" in said and "in Paired; correct what it names" in said
 
 
 @pytest.mark.parametrize("arguments", [["evaluate"], ["predict", "x.png"], ["export", "x.pth"], ["resume"]])
