@@ -76,11 +76,8 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
                 how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     _check_state(module, changed, f"in {where}")
-    if isinstance(output, dict) and type(experiment.task).loss.__module__.startswith("raytrain."):
-        name = "out" if "out" in output else next(iter(output), "logits")
-        what = f"the model returns a dict of {errors.listed(list(output), 8)}, and the task takes a tensor"
-        how = f"let a module of your own hold it and return self.net(images)[{name!r}]"
-        raise errors.UserError(what, f"in {where}", how)
+    if isinstance(output, dict | tuple | list) and type(experiment.task).loss.__module__.startswith("raytrain."):
+        raise _several_outputs(output, where)
     if not classes and isinstance(output, torch.Tensor) and not output.numel():
         what = f"{type(experiment.model).__name__} has an output for each class, and the data has no classes"
         use = "use --model.outputs 1" if hasattr(experiment.model, "outputs") else "let it have one output"
@@ -90,6 +87,18 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
     return module
+
+
+def _several_outputs(output: dict[str, Any] | tuple[Any, ...] | list[Any], where: str) -> errors.UserError:
+    """Return the error for a model that returns several outputs to a task that takes one."""
+    if isinstance(output, dict):
+        name, parts = "out" if "out" in output else next(iter(output), "logits"), list(output)
+    else:
+        name, parts = 0, [type(one).__name__ for one in output]
+    kind = next(one.__name__ for one in (dict, tuple, list) if isinstance(output, one))
+    what = f"the model returns a {kind} of {errors.listed(parts, 8)}, and the task takes a tensor"
+    how = f"let a module of your own hold it and return self.net(images)[{name!r}]"
+    return errors.UserError(what, f"in {where}", how)
 
 
 def _check_state(module: nn.Module, changed: list[str], where: str) -> None:

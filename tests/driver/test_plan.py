@@ -456,6 +456,8 @@ class Odd(Model):
                 outputs = self.head(images.flatten(1)) * self.ready
                 if what == "a number":
                     return outputs.sum()
+                if what == "two":
+                    return outputs, images
                 return {"logits": outputs} if what == "no tensor" else outputs
 
         return Net()
@@ -469,6 +471,7 @@ class Odd(Model):
             r"it gives \[1, 11\] .* has 10 classes, in Odd \(.*test_plan.py:\d+\); let its last layer have 10 outputs",
         ),
         ("no tensor", r"the model returns a dict of logits, and the task takes a tensor, in Odd .*self.net"),
+        ("two", r"returns a tuple of Tensor, Tensor, and the task takes a tensor, in Odd .*self.net\(images\)\[0\]"),
         ("a number", r"it gives \[\] for one sample and the data has 10 classes, in Odd"),
         ("frozen", r"the model has no parameter that requires a gradient, in Odd"),
         (
