@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain.driver.feed import Feed
-from raytrain.loggers import Held, Logger, RunInfo
+from raytrain.loggers import Held, Logger, RunInfo, check_loggers
 from raytrain.run.metrics_log import NOTES, read_metrics
 
 _PATIENCE, _HURRY = 30.0, 5.0
@@ -29,7 +29,7 @@ def watched(first: Logger, loggers: Sequence[Logger] = ()) -> Iterator[Logger]:
         loggers: those of the user, each of which gets a thread.
 
     Raises:
-        UserError: a logger lacks a package.
+        UserError: a logger lacks a package, or two would write to one place.
     """
     observer = Loggers(first, loggers) if loggers else first
     try:
@@ -43,8 +43,8 @@ class Loggers(Logger):
 
     def __init__(self, first: Logger, others: Sequence[Logger]):
         self.first, seen, self._feeds, self._patience = first, list[str](), list[Feed](), _HURRY
+        check_loggers(others)
         for logger in others:
-            logger.check()
             seen.append(repr(logger))
             self._feeds.append(Feed(logger, seen.count(repr(logger)), first.note))
 

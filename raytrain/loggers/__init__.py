@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raytrain.loggers.base import Held, Logger, RunInfo
+from raytrain.loggers.base import Held, Logger, RunInfo, check_loggers
 from raytrain.loggers.csv_files import CSVLogger
 from raytrain.loggers.mlflow import MLflow
 from raytrain.loggers.tensorboard import TensorBoard
 from raytrain.loggers.wandb import WandB
 
-__all__ = ["CSVLogger", "Held", "Logger", "MLflow", "RunInfo", "TensorBoard", "WandB"]
+__all__ = ["CSVLogger", "Held", "Logger", "MLflow", "RunInfo", "TensorBoard", "WandB", "check_loggers"]

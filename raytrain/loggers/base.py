@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raytrain import config
+from raytrain import config, errors
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ class Logger:
     def check(self) -> None:
         """Called before anything starts: raise UserError if a package that the logger needs is not installed."""
 
+    def writes_to(self) -> str:
+        """Return where it writes, such as a folder of the run, if only one logger of its class can write there: a
+        second one is refused before anything starts."""
+        return ""
+
     # A run or a sweep
 
     def planned(self, lines: Sequence[tuple[str, str]]) -> None:
@@ -123,3 +128,18 @@ class Logger:
             elapsed: seconds of the sweep so far.
             count: how many trials there will be.
         """
+
+
+def check_loggers(loggers: Sequence[Logger]) -> None:
+    """Check, before anything starts, that loggers can work beside each other.
+
+    Raises:
+        UserError: one lacks a package, or two of a class write to one place, which would hold each row twice.
+    """
+    taken = set[tuple[type, str]]()
+    for logger in loggers:
+        logger.check()
+        if (place := logger.writes_to()) and (type(logger), place) in taken:
+            what = f"two {type(logger).__name__} write to {place}, which would have each row twice"
+            raise errors.UserError(what, "in loggers", "leave one of them out, or give each a folder of its own")
+        taken.add((type(logger), place))

@@ -26,6 +26,10 @@ class CSVLogger(Logger):
     def __post_init__(self) -> None:
         check_folder(self.folder, "CSVLogger")
 
+    def writes_to(self) -> str:
+        """Return the folder."""
+        return os.path.normpath(self.folder)
+
     def start(self, run: RunInfo, held: Held) -> None:
         """Remove the rows after `held`."""
         self.state["folder"] = folder = run.path / self.folder

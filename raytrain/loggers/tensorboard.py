@@ -35,6 +35,10 @@ class TensorBoard(Logger):
     def __post_init__(self) -> None:
         check_folder(self.folder, "TensorBoard")
 
+    def writes_to(self) -> str:
+        """Return the folder."""
+        return os.path.normpath(self.folder)
+
     def check(self) -> None:
         """Check that tensorboardX is installed."""
         if importlib.util.find_spec("tensorboardX") is None:

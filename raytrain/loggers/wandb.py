@@ -44,6 +44,10 @@ class WandB(Logger):
     def __post_init__(self) -> None:
         check_folder(self.folder, "WandB")
 
+    def writes_to(self) -> str:
+        """Return the folder."""
+        return os.path.normpath(self.folder)
+
     def check(self) -> None:
         """Check that W&B is installed."""
         if importlib.util.find_spec("wandb") is None:

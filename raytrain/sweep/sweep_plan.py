@@ -16,6 +16,7 @@ from raytrain.driver import data_room, plan, sizing
 from raytrain.driver.plan import Plan
 from raytrain.driver.resources import Resources
 from raytrain.experiment import Experiment, Scaling
+from raytrain.loggers import check_loggers
 from raytrain.sweep import fold_data, record, ways
 from raytrain.sweep.schedulers import Complete
 from raytrain.sweep.space import Axis, Grid, check_path, combinations, longest, present
@@ -174,8 +175,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     Raises:
         UserError: the sweep cannot work.
     """
-    for logger in value.experiment.loggers:
-        logger.check()
+    check_loggers(value.experiment.loggers)
     resources = replace(find_resources(), reserved=True)
     scalings = _scalings(value)
     _check_room(value, scalings, resources)

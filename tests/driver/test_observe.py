@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console as RichConsole
 
-from raytrain.driver.observe import Tail
+from raytrain import CSVLogger, TensorBoard, WandB
+from raytrain.driver.observe import Loggers, Tail
+from raytrain.errors import UserError
 from raytrain.loggers import Logger
 from raytrain.report.console import Console
 
@@ -60,3 +63,13 @@ def test_refusal_by_storage_is_said_once(tmp_path: Path) -> None:
     out = io.StringIO()
     Console(RichConsole(file=out, soft_wrap=True)).note(said)
     assert out.getvalue().split() == ["note", *said.split()]
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoard, WandB])
+def test_two_loggers_of_a_class_write_to_folders_of_their_own(
+    kind: type[CSVLogger | TensorBoard | WandB], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "check", lambda self: None)  # the package need not be there
+    with pytest.raises(UserError, match=f"two {kind.__name__} write to logs/a, .* leave one of them out"):
+        Loggers(Logger(), (kind(folder="logs/a"), Logger(), Logger(), kind(folder="logs/a/")))
+    Loggers(Logger(), (kind(folder="logs/a"), kind(folder="logs/b"))).close()
