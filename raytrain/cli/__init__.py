@@ -81,6 +81,8 @@ def _answer(arguments: list[str]) -> int:
 def _after(what: str, failed: RunFailed) -> str:
     """Return what to do after a run or a sweep has failed."""
     where = location.url_of(failed.run) or failed.run
+    if failed.how:
+        return failed.how
     if what == "sweep" and failed.edit:
         return f"correct {near(failed.edit)} and start a new sweep"
     if what == "sweep":

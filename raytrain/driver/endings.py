@@ -52,14 +52,15 @@ class RunFailed(Exception):
         rank: the rank whose error came first, or None where no rank could say.
         lost: whether no error of the training itself is known, only that workers were lost.
         edit: the user's file to correct, with the line where that is known; empty where none is known to be at fault.
+        how: what to do, where to go on with the run would lead nowhere.
     """
 
-    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False, edit: str = ""):
+    def __init__(self, message: str, run: Path, rank: int | None, lost: bool = False, edit: str = "", how: str = ""):
         super().__init__(message)
-        self.run, self.rank, self.lost, self.edit = run, rank, lost, edit
+        self.run, self.rank, self.lost, self.edit, self.how = run, rank, lost, edit, how
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.run, self.rank, self.lost, self.edit)
+        return type(self), (str(self), self.run, self.rank, self.lost, self.edit, self.how)
 
 
 class HostLost(RunFailed):

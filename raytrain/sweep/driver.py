@@ -29,6 +29,7 @@ from raytrain.run.begin import begin, check_writable
 from raytrain.run.lock import Lock
 from raytrain.sweep import record
 from raytrain.sweep.at_url import NodeUploads, Uploads
+from raytrain.sweep.space import Grid
 from raytrain.sweep.sweep import Sweep, impossible, load, to_dict
 from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
@@ -215,24 +216,30 @@ class _Driver:
             raise Interrupted(self.path, interrupts.signal)
         nothing = all(one["objective"][0] is None or one.get("violates") for one in self.trials.records())
         if nothing or (best is None and self.sweep.repeats > 1):
-            why = self._why_nothing(status)
+            why, how = self._why_nothing(status)
             sources.use(self.sweep.experiment)
-            raise RunFailed(why, self.path, None, edit=places.to_edit(why))
+            raise RunFailed(why, self.path, None, edit=places.to_edit(why), how=how)
         return SweepRun(self.path)
 
-    def _why_nothing(self, status: str) -> str:
-        """Return why no trial has a result."""
-        records = self.trials.records()
+    def _why_nothing(self, status: str) -> tuple[str, str]:
+        """Return why no trial has a result, and what to do about it where to go on with the sweep does not help."""
+        records, where = self.trials.records(), location.url_of(self.path) or self.path
         failed = [one for one in records if one.get("error")]
         broken = {text for one in records for text in one.get("violates", ())}
         if broken:
-            return f"no trial keeps the constraints: {errors.listed(sorted(broken))}"
+            why, more = f"no trial keeps the constraints: {errors.listed(sorted(broken))}", ""
+            if not all(isinstance(axis, Grid) for axis in self.sweep.axes):
+                again = errors.command("sweep", where, "--trials", 2 * self.sweep.configurations)
+                more = f", or go on with more trials: {again}"
+            return why, f"start a new sweep with other limits{more}"
         if failed:
             first = failed[0]
-            return f"no trial has a result: trial {first['number']} {first['status']}: {first['error']}"
+            return f"no trial has a result: trial {first['number']} {first['status']}: {first['error']}", ""
         if status == "out_of_time":
-            return f"no trial ended an epoch within the budget of {self.sweep.budget_seconds:g} s"
-        return "no trial has a result"
+            budget = self.sweep.budget_seconds or 0.0
+            again = errors.command("sweep", where, "--budget_seconds", f"{10 * budget:g}")
+            return f"no trial ended an epoch within the budget of {budget:g} s", f"go on with a larger one: {again}"
+        return "no trial has a result", ""
 
     def save(self) -> None:
         """Write the files of a sweep that goes on."""

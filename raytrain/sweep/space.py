@@ -71,6 +71,13 @@ class Choice(Axis):
 class Grid(Choice):
     """All of some values: axes of this kind are crossed, and every combination is tried as often as any other."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for number, value in enumerate(self.values):
+            if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.values[:number]):
+                what = f"Grid({self.path!r}) has the value {config.labels((value,))[0]} twice"
+                raise errors.UserError(what, "in Sweep.axes", "leave one out; repeats=2 tries each combination twice")
+
 
 @dataclass(frozen=True)
 class _Range(Axis):

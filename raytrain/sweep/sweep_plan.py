@@ -115,7 +115,7 @@ class SweepPlan:
             unit, epochs = s.scheduler.unit_steps, s.scheduler.unit_epochs
             counted = f"units of {unit} steps" if unit else f"units of {epochs} epochs" if epochs > 1 else "epochs"
             compares = f" (at validations inside epochs too, counted in {counted})"
-        base = self.base.experiment
+        base, left = self.base.experiment, len(s.first) > s.configurations
         axes = {axis.path: axis for axis in s.axes if _has(base, axis.path)}
         values = present([*axes.values()], {path: config.get(base, path) for path in axes})
         example = ", ".join(f"{path}={_label(axes[path], value)}" for path, value in values.items())
@@ -132,6 +132,11 @@ class SweepPlan:
             + (", one of each configuration until its last repeat" if s.rounds else ""),
             **self._crowded,
             **({"limits": "; ".join(s.constraints)} if s.constraints else {}),
+            **(
+                {"first": f"{s.configurations} of its {len(s.first)} points, one for each of the trials"}
+                if left
+                else {}
+            ),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
         }
         of_base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]

@@ -486,6 +486,28 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line(what: str, messag
     assert "\n" not in str(caught.value)
 
 
+class First(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.model(images)[0]
+
+
+@dataclass(frozen=True)
+class TakesTheFirst(Classification):
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        return super().loss(First(model), batch)
+
+    def sums(self, model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        return super().sums(First(model), batch)
+
+
+def test_a_loss_of_ones_own_may_take_several_outputs() -> None:
+    assert make(model=Odd("two"), task=TakesTheFirst()).parameters == (650, 650)
+
+
 @pytest.mark.parametrize("what", ["", "reads values"])
 def test_model_that_fails_on_meta_is_tried_on_the_cpu(what: str) -> None:
     assert make(model=Odd(what)).parameters == (650, 650)

@@ -168,8 +168,10 @@ def test_conditional_space_with_limits_trains_and_resumes(tmp_path: Path) -> Non
         trials=2,
         concurrent=1,
     )
-    with pytest.raises(RunFailed, match="no trial keeps the constraints: peak_memory_bytes"):
+    with pytest.raises(RunFailed, match="no trial keeps the constraints: peak_memory_bytes") as failed:
         raytrain.sweep(sweep, out=str(tmp_path), name="sweep", quiet=True)
+    more = f"`raytrain sweep {tmp_path / 'sweep'} --trials 4`"
+    assert failed.value.how == f"start a new sweep with other limits, or go on with more trials: {more}"
     found = SweepRun(tmp_path / "sweep")
     assert found.best is None and found.front == [] and found.answer["status"] == "completed"
     assert [trial["violates"] for trial in found.trials] == [["peak_memory_bytes <= 1 MiB"]] * 2

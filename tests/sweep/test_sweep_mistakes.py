@@ -30,6 +30,7 @@ def sweep(folder: Path, rest: str, base: str = BASE) -> Path:
         ("()", [], "a sweep without axes, in Sweep"),
         ("(Grid('optimizer.lrr', (1,)),)", [], "unknown field 'optimizer.lrr', an axis of the sweep ("),
         ("(Grid('optimizer.lrr', (1,)),)", [], "tune.py:3); did you mean optimizer.lr? "),
+        ("(Grid('optimizer.lr', (0.1, 1, 1.0)),)", [], "Grid('optimizer.lr') has the value 1.0 twice, in Sweep.axes"),
         ("(Grid('optimizer.lr', (-1,)),)", [], "axis optimizer.lr has a value that its field refuses"),
         ("(Grid('batch_size', (8,)),), objective='accuracy'", [], "no run reports 'accuracy', in Sweep.objective"),
         ("(Uniform('optimizer.lr', 0, 1),)", [], "trials must be set, because optimizer.lr is not a Grid"),

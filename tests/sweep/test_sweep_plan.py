@@ -71,6 +71,13 @@ def planned(out: Path, resources: Resources, *axes: Axis, scaling: Scaling | Non
     return sweep_plan.make(Sweep(base, axes, **fields), lambda: resources, out)  # type: ignore[arg-type]
 
 
+def test_the_plan_says_which_points_have_no_trial(tmp_path: Path) -> None:
+    points, axis = ({"optimizer.lr": 0.1}, {"optimizer.lr": 0.2}), Choice("optimizer.lr", (0.1, 0.2))
+    for trials, said in ((1, "1 of its 2 points, one for each of the trials"), (2, None)):
+        lines = planned(tmp_path, nodes(2), axis, trials=trials, first=points).lines(str(tmp_path))
+        assert dict(lines).get("first") == said
+
+
 def test_sweep_json_is_that_of_all_records_at_once(tmp_path: Path) -> None:
     """The texts of ended trials are kept; the file is the same as if all were turned into text anew."""
     trials = Trials(tmp_path, planned(tmp_path, nodes(2), LR), 0.0)

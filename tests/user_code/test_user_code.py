@@ -145,3 +145,5 @@ def test_failed_trials_name_the_line_and_file_to_correct(
     why = f"no trial has a result: trial 0 failed: {_one_line(caught.value)}"
     said_ = said(monkeypatch, capsys, RunFailed(why, run, None, edit=places.to_edit(why)))
     assert said_.endswith(f"correct {line} and start a new sweep\n")
+    said_ = said(monkeypatch, capsys, RunFailed("no trial keeps the constraints", run, None, how="start a new sweep"))
+    assert said_.endswith(f"the logs are in {run / 'logs'}, start a new sweep\n")
