@@ -76,18 +76,19 @@ class DDP(Parallel):
         """
         if ranks.world == 1:
             return super().setup(build, ranks, shape)
-        from raytrain.parallel import batchnorm, distributed, shared  # torch: `--help` needs the fields only
+        from raytrain.parallel import batchnorm, distributed, shared, strategy  # torch: `--help` needs the fields only
 
         module, cpu = build().to(ranks.device), ranks.device.type == "cpu"
         if self.reduction != "torch" and self.compression == "none" and cpu:
             if exchange := shared.replicate(module):
+                strategy.broadcast_weights(module)
                 return shared.SharedMemory(module, ranks, exchange)
         if self.reduction == "shared":
             raise no_shared_memory()
         if self.sync_batchnorm:
             batchnorm.synchronise(module)
         keep_buckets = distributed.keeps_buckets(ranks)
-        strategy = distributed.Distributed(
+        found = distributed.Distributed(
             module,
             ranks,
             self.static_graph,
@@ -98,5 +99,5 @@ class DDP(Parallel):
             **({"static_graph": True} if self.static_graph and not keep_buckets else {}),
         )
         if self.compression != "none":
-            strategy.compress(self.compression)
-        return strategy
+            found.compress(self.compression)
+        return found

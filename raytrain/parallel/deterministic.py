@@ -100,11 +100,12 @@ class Deterministic(Parallel):
         Raises:
             UserError: `reduction` is shared and the ranks have no memory in common.
         """
-        from raytrain.parallel import shared, tree  # torch: `--help` needs the fields only
+        from raytrain.parallel import shared, strategy, tree  # torch: `--help` needs the fields only
 
         module = build().to(ranks.device)
         if ranks.world == 1:
             return tree.Shards(module, ranks, lambda: None)
+        strategy.broadcast_weights(module)
         if self.reduction != "torch" and ranks.device.type == "cpu":
             if exchange := shared.replicate(module, pairwise=True):
                 return tree.Shards(module, ranks, exchange.reduce)

@@ -327,9 +327,18 @@ def mapped(state: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 def broadcast(tensor: torch.Tensor, group: Any = None) -> None:
     """Give all ranks of a group the first one's values of a tensor, in place, and as bytes: no backend has all types. A
     collective."""
-    sent = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    dist.broadcast(sent, group=group, group_src=0)
-    tensor.detach().copy_(sent.view(tensor.dtype).view(tensor.shape))
+    sent = tensor.detach().contiguous()
+    dist.broadcast(sent.view(-1).view(torch.uint8), group=group, group_src=0)
+    if sent.data_ptr() != tensor.data_ptr():  # torch refuses a copy to itself in channels_last with one channel
+        tensor.detach().copy_(sent)
+
+
+@torch.no_grad()
+def broadcast_weights(module: nn.Module) -> None:
+    """Give all ranks rank 0's parameters and buffers, as DistributedDataParallel does: a model may draw its weights
+    from other generators than torch's, which differ from rank to rank. A collective."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        broadcast(tensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

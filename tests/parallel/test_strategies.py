@@ -23,6 +23,7 @@ from raytrain import (
     SGD,
     AdamW,
     DataParallel,
+    Deterministic,
     Experiment,
     Model,
     ModelParallel,
@@ -344,3 +345,25 @@ def test_auto_precision_tries_the_model_that_is_spread_and_leaves_it_as_it_was(
     assert (losses(tried) == losses(plain)).all()
     weights = (Run(run).model("last").state_dict() for run in (tried, plain))
     assert all(torch.equal(one, other) for one, other in zip(*(found.values() for found in weights), strict=True))
+
+
+def drawn(rank: int, world: int, parallel: Parallel) -> list[torch.Tensor]:
+    """The weights of a rank whose model draws them by itself."""
+
+    def build() -> nn.Module:
+        module = nn.Linear(3, 2)
+        nn.init.constant_(module.weight, float(np.random.default_rng().uniform()))
+        module.register_buffer("noise", torch.tensor(np.random.default_rng().uniform()))
+        module.register_buffer("empty", torch.empty(0, dtype=torch.bool))
+        module.register_buffer("blur", torch.rand(4, 1, 3, 3).to(memory_format=torch.channels_last))
+        return module
+
+    strategy = parallel.setup(build, RankContext(rank, world, torch.device("cpu")), (1, 1))
+    strategy.broadcast_buffers()
+    return [tensor.detach().clone() for tensor in strategy.module.state_dict().values()]
+
+
+@pytest.mark.parametrize("parallel", [DDP(), DDP(reduction="torch"), Deterministic(), Deterministic(reduction="torch")])
+def test_replicas_begin_with_the_weights_of_rank_0(ranks: Ranks, parallel: Parallel) -> None:
+    first, second = ranks.run(2, drawn, parallel)
+    assert all(map(torch.equal, first, second)), "also those that NumPy has drawn, which raytrain does not seed"
