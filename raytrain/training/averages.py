@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -48,7 +48,8 @@ class Averages:
             here: the ids of the trained parameters and of the buffers of which this rank has the values, or a part of
                 each.
         """
-        averaged = [(name, tensor) for name, tensor in self.averaged(module).items() if id(tensor) in here]
+        named = {id(tensor): (name, tensor) for name, tensor in self.averaged(module).items()}  # tied ones once
+        averaged = [pair for key, pair in named.items() if key in here]
         self.weights = [tensor.detach() for _, tensor in averaged]
         self.averages = [weight.clone() for weight in self.weights]
         if self._loaded:
@@ -57,8 +58,8 @@ class Averages:
             self._loaded = {}
 
     def averaged(self, module: nn.Module) -> dict[str, torch.Tensor]:
-        """Return what is averaged, by its names in the state dict."""
-        return dict(module.named_parameters())
+        """Return what is averaged, by its names in the state dict, which the model's own hooks may have changed."""
+        return _kept(module.parameters(), module)
 
     def after_step(self, updated: bool | torch.Tensor) -> None:
         """Take note of the weights after a step.
@@ -90,11 +91,8 @@ class Averages:
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return what a checkpoint needs besides the averaged model: the weights to train on with, by all of their
         names."""
-        named = module.named_parameters(remove_duplicate=False)
-        return {
-            "updates": int(self.updates),
-            "trained": {name: weight for name, weight in named if weight.requires_grad},
-        }
+        trained = (weight for weight in module.parameters() if weight.requires_grad)
+        return {"updates": int(self.updates), "trained": _kept(trained, module)}
 
 
 class EMA(Averages):
@@ -145,7 +143,7 @@ class SWA(Averages):
 
     def averaged(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """Return the parameters and the buffers that checkpoints hold."""
-        return dict(module.named_parameters()) | _buffers(module)
+        return super().averaged(module) | _kept(module.buffers(), module)
 
     def load(self, model: dict[str, torch.Tensor], state: dict[str, Any]) -> dict[str, torch.Tensor]:
         """As the base class."""
@@ -171,7 +169,7 @@ class SWA(Averages):
 
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
         """As the base class, with the buffers."""
-        return super().state_dict(module) | {"buffers": _buffers(module)}
+        return super().state_dict(module) | {"buffers": _kept(module.buffers(), module)}
 
 
 def of(e: Experiment) -> Averages | None:
@@ -181,10 +179,11 @@ def of(e: Experiment) -> Averages | None:
     return None if e.ema_decay is None else EMA(e.ema_decay)
 
 
-def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that a state dict holds, by all of their names."""
-    kept = module.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in module.named_buffers(remove_duplicate=False) if name in kept}
+def _kept(tensors: Iterable[torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return those of a module's tensors that its state dict holds, by all of their names there."""
+    state = module.state_dict(keep_vars=True)  # first: FSDP may take gathered weights apart for it
+    ids = {id(tensor) for tensor in tensors}
+    return {name: tensor for name, tensor in state.items() if id(tensor) in ids}
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,20 @@ from helpers.strategies import BLOCKS, SHORT, Eventful
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from raytrain import DDP, MLP, SGD, AdamW, Checkpoint, Experiment, Parallel, Pipeline, Run, TensorParallel
+from raytrain import (
+    DDP,
+    MLP,
+    SGD,
+    AdamW,
+    Checkpoint,
+    Constant,
+    Experiment,
+    Parallel,
+    Pipeline,
+    Run,
+    TensorParallel,
+    TorchModel,
+)
 from raytrain.checkpoint.checkpoints import load_optimizer
 from raytrain.tools.inference import evaluate
 from raytrain.training.trainer import Trainer
@@ -120,3 +133,38 @@ def test_a_step_that_is_left_out_does_not_count(ranks: Ranks, tmp_path: Path) ->
     ranks.run(1, train_rank, e, run := new_run(tmp_path / "run", e))
     assert Run(run).summary["skipped_steps"] == 2
     assert load_optimizer(Run(run).checkpoint("last"))["ema"]["updates"] == Run(run).summary["steps"] - 2
+
+
+class Renamed(nn.Module):
+    """Calls its layer by another name in state dicts, as models do whose code has changed since their release."""
+
+    def __init__(self, num_classes: int = 10):
+        super().__init__()
+        self.first, self.fc = nn.Linear(64, 16), nn.Linear(16, num_classes)
+        self.register_state_dict_post_hook(self._written)
+        self.register_load_state_dict_pre_hook(self._read)
+
+    @staticmethod
+    def _written(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, metadata: object) -> None:
+        for name in ("weight", "bias"):
+            state[f"{prefix}head.{name}"] = state.pop(f"{prefix}fc.{name}")
+
+    @staticmethod
+    def _read(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, *rest: object) -> None:
+        for name in ("weight", "bias"):
+            state[f"{prefix}fc.{name}"] = state.pop(f"{prefix}head.{name}")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.first(images.flatten(1)).relu())
+
+
+@pytest.mark.parametrize("average", [{"ema_decay": DECAY}, {"ema_decay": None, "swa_start_epoch": 1}])
+def test_a_model_may_rename_its_weights_in_state_dicts(
+    ranks: Ranks, tmp_path: Path, average: dict[str, float | int]
+) -> None:
+    e = replace(E, model=TorchModel(Renamed), schedule=Constant(), **average)  # type: ignore[arg-type]
+    whole, cut = new_run(tmp_path / "whole", e), new_run(tmp_path / "cut", e)
+    for run, epochs in ((whole, 2), (cut, 1), (cut, 2)):
+        ranks.run(1, train_rank, replace(e, epochs=epochs), run)
+    np.testing.assert_array_equal(losses(cut), losses(whole))
+    assert weights(cut) == weights(whole)
