@@ -21,12 +21,12 @@ def count(number: float) -> torch.Tensor:
 
 
 @lru_cache(maxsize=8)
-def numbers(values: tuple[float, ...], device: torch.device) -> torch.Tensor | None:
-    """Return float32 [n] on a device, once made; None for no values."""
+def numbers(values: tuple[float, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor | None:
+    """Return floats [n] on a device, once made; None for no values."""
     if not values:
         return None
     with torch.inference_mode(False):  # training uses it too
-        return torch.tensor(values, dtype=torch.float32, device=device)
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def wide(values: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def classes(
     if not gamma:
         if weights:
             logits = wide(logits)
-        weight = numbers(weights, logits.device)
+        weight = numbers(weights, logits.device, logits.dtype)
         return functional.cross_entropy(logits, wanted, weight, label_smoothing=smoothing, reduction="sum")
     count = logits.shape[1]
     logs = wide(logits).log_softmax(1)
@@ -81,7 +81,7 @@ def pixels(
     each = functional.cross_entropy(
         rows,
         mask.flatten(),
-        numbers(weights, logits.device),
+        numbers(weights, logits.device, rows.dtype),
         ignore_index=-1,
         label_smoothing=smoothing,
         reduction="none",

@@ -13,6 +13,7 @@ import torch
 from helpers.ranks import new_run, train_rank
 
 from raytrain import F1, MLP, SGD, Batch, Classification, Digits, Experiment, Index, Metric, Run
+from raytrain.tasks.losses import classes, pixels
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,13 @@ def test_patience_follows_a_users_metric(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", e)
     train_rank(0, 1, e, run)
     assert Run(run).summary["epochs"] == 3 and Run(run).summary["stopped_early"]
+
+
+def test_weights_suit_models_in_double_precision() -> None:
+    logits, labels = torch.randn(4, 3, 2, 2, dtype=torch.float64), torch.randint(3, (4, 2, 2))
+    weights = torch.tensor([0.1, 1, 2], dtype=torch.float64)
+    each = torch.nn.functional.cross_entropy(logits, labels, weights, reduction="none")
+    found = pixels(logits, labels, (0.1, 1.0, 2.0))
+    torch.testing.assert_close(found, each.flatten(1).mean(1), rtol=1e-12, atol=0)
+    found = classes(logits[..., 0, 0], labels[..., 0, 0], (0.1, 1.0, 2.0), 0.0, 0.0)
+    torch.testing.assert_close(found, each[..., 0, 0].sum(), rtol=1e-12, atol=0)
