@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import torch
 
 
+_ROUNDING = 1e-13
+"""Share of the sum of squares that may be rounding, and no variance."""
+
+
 def _pair(outputs: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return answers and targets as float64 [n, numbers of a sample]."""
     return outputs.double().reshape(len(outputs), -1), batch["target"].double().reshape(len(outputs), -1)
@@ -75,6 +79,6 @@ class R2(Metric):
     def values(self, found: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return 1 - unexplained / total variance."""
         total = found["squares"] - found["targets"] ** 2 / found["samples"]
-        if not (total > 0).all():
+        if not (total > _ROUNDING * found["squares"]).all():
             return {"r2": float("nan")}
         return {"r2": float(np.mean(1 - found["errors"] / total))}

@@ -365,3 +365,10 @@ def test_r2_of_a_constant_target_is_no_number() -> None:
     sums.add(Regression(target="y", metrics=(R2(), RMSE())).sums(Given(), batch))
     found = Regression(target="y", metrics=(R2(), RMSE())).results(sums.reduce(CPU))
     assert np.isnan(found["r2"]) and found["rmse"] > 0
+
+
+def test_r2_of_a_constant_target_is_no_number_whatever_is_rounded() -> None:
+    batch = Batch({"target": torch.full((1000,), 0.1)}, np.arange(1000))
+    sums = Sums()
+    sums.add(R2().sums(torch.zeros(1000), batch))
+    assert np.isnan(R2().values(sums.reduce(CPU))["r2"])
