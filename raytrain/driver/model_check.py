@@ -126,6 +126,11 @@ def _check_state(module: nn.Module, changed: list[str], where: str) -> None:
     if changed:
         what = f"forward() adds {changed[0]} to the model's state dict or changes its shape: no new model could load it"
         raise errors.UserError(what, where, "make it in __init__(), or register it with persistent=False")
+    try:
+        module.load_state_dict(module.state_dict())
+    except Exception as error:
+        what = f"the model cannot load its own state dict, as a resume and an evaluation do: {places.reason(error)}"
+        raise errors.UserError(what, where, "let its state_dict() hold what load_state_dict() needs") from None
 
 
 def _first_pass(module: nn.Module, sample: tuple[int, ...], dtype: str) -> tuple[Any, list[str]]:

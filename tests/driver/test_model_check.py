@@ -50,6 +50,8 @@ class Net(nn.Module):
         super().__init__()
         self.what, self.head = what, nn.Linear(64, classes)
         self.table = nn.Embedding(3, 64, sparse=True) if what == "sparse" else None
+        if what == "left out":
+            self.register_state_dict_post_hook(lambda module, state, *rest: state.update(more=state.pop("head.bias")))
         self.register_buffer("cache", None, persistent=what != "own cache")
         if what == "complex128":
             self.register_buffer("phases", torch.ones(2, dtype=torch.complex128))
@@ -86,6 +88,7 @@ class Unusual(Model):
         ("state", "holds tensors, and _extra_state of the model's state dict is of type dict, in .*get_extra_state"),
         ("expanded", r"nothing can be loaded into grid, whose values share memory, .*; add .clone\(\) to it"),
         ("cache", "forward.. adds cache to the model's state dict .*, or register it with persistent=False"),
+        ("left out", "the model cannot load its own state dict, .*head.bias.*; let its state_dict.. hold what"),
         ("sparse", "the gradient of table.weight is sparse, which .*; make that layer with sparse=False"),
     ],
 )
