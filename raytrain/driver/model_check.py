@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from raytrain import errors, order
 from raytrain.checkpoint import checkpoints
@@ -264,7 +266,15 @@ def build_checked(experiment: Experiment, sample: tuple[int, ...], classes: int)
         raise errors.UserError(f"{kind.__name__}.build fails: {places.reason(error)}", line or where, how) from None
     if not isinstance(module, nn.Module):
         raise errors.UserError(f"build() must return an nn.Module, got {type(module).__name__}", where, how)
+    lazy = [f"{name} ({type(part).__name__})" for name, part in module.named_modules() if _unsized(part)]
+    if lazy:
+        how = "give them their sizes, or pass torch.zeros(1, *sample) through the module before it is returned"
+        raise errors.UserError(f"layers that wait for a batch to know their sizes: {errors.listed(lazy)}", where, how)
     return module
+
+
+def _unsized(module: nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin) and any(map(is_lazy, (*module.parameters(), *module.buffers())))
 
 
 _UNSAID = tuple(

@@ -16,6 +16,8 @@ from torch import nn
 from raytrain.parallel.host_copies import HostCopies
 from raytrain.parallel.parts import in_file
 
+_copy = torch._foreach_copy_  # type: ignore[reportPrivateImportUsage]
+
 
 @dataclass(frozen=True)
 class RankContext:
@@ -278,6 +280,9 @@ class Buffers:
         ]
         times = Counter(id(buffer) for _, _, buffer in held)
         self._places = [place for place in held if times[id(place[2])] == 1]  # a tied one may go its own way
+        self._floats: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for buffer in {id(buffer): local(buffer) for _, _, buffer in held if buffer.is_floating_point()}.values():
+            self._floats.setdefault((buffer.dtype, buffer.device), []).append(buffer)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -288,6 +293,28 @@ class Buffers:
                 continue
             if (now.dtype, now.device) == (buffer.dtype, buffer.device):
                 places[name] = buffer.copy_(now)
+
+    @contextmanager
+    def finite(self, on: bool) -> Iterator[None]:
+        """Return the context of a pass after which BatchNorm's statistics, and other buffers, have their old values in
+        place of those that are not finite: they would stay so, though the step is left out. Needs no host.
+
+        Args:
+            on: whether to; else the context does nothing.
+        """
+        groups = [*self._floats.values()] if on else []
+        with torch.no_grad():
+            before = [_flat(group) for group in groups]
+        yield
+        with torch.no_grad():
+            for group, old in zip(groups, before, strict=True):
+                found = (now := _flat(group)).where(now.isfinite(), old).split([one.numel() for one in group])
+                _copy(group, [part.view(one.shape) for part, one in zip(found, group, strict=True)])
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return all values in one tensor [n], a copy."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def snapshot(

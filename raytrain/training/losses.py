@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -101,13 +102,13 @@ class LossLog:
         unit = count / samples
         if self.unit is None:
             self.unit = unit
-        if unit != self.unit:
+        if not math.isclose(unit, self.unit, rel_tol=1e-9):  # by rounding
             raise errors.UserError(
                 f"the task's loss counted {unit:g} per sample, and {self.unit:g} before",
                 f"in {places.place(type(self.task).loss)}",
                 "count the same for every sample, and give samples a weight in the sum instead",
             )
-        return unit
+        return self.unit
 
     def reduce(self, ask: Ask) -> tuple[list[Reduced], Ask]:
         """Return the steps since the last time, and what rank 0 asks for. A collective.

@@ -211,7 +211,7 @@ class Trainer:
             self.seed(1, progress.step, strategy.random_stream(number))
             micro_batches = shard.passes(self.experiment.micro_batch, strategy.lockstep)
             loss = partial(self._loss, slot=strategy.slot(number))
-            with self.precision.products():
+            with self.precision.products(), strategy.buffers.finite(self.experiment.on_nonfinite == "skip"):
                 self.forward_backward(micro_batches, loss, self.precision.forward)
         doing.begin("exchanging gradients", progress.step)
         strategy.reduce_gradients()

@@ -225,3 +225,20 @@ def test_a_model_with_an_output_for_each_class_needs_classes() -> None:
     ):
         make(model=CNN(channels=(4,)), data=Sizes(), task=Regression())
     assert make(model=CNN(channels=(4,), outputs=2), data=Sizes(), task=Regression())
+
+
+@dataclass(frozen=True)
+class Lazy(Model):
+    passed: bool = False
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+        if self.passed:
+            module(torch.zeros(1, *sample))
+        return module
+
+
+def test_layers_that_wait_for_a_batch_are_given_one_in_build() -> None:
+    with pytest.raises(UserError, match=r"their sizes: 1 \(LazyLinear\), in Lazy.build .*torch.zeros\(1, \*sample\)"):
+        make(model=Lazy())
+    assert make(model=Lazy(passed=True)).parameters == (650, 650)

@@ -306,7 +306,8 @@ def test_a_browser_sends_an_image_and_shows_bars(answers: Answers, tmp_path: Pat
             page.wait_for_selector("li")
             label = answers.predict([answers.decode(images()["rgb.png"])])[0]["label"]
             assert page.inner_text("h2") == f"label: {label}" and page.locator("li").count() == 10
-            assert page.inner_text("li >> nth=0").startswith(label) and page.is_visible("#image")
+            assert page.inner_text("li >> nth=0").startswith(label)
+            page.wait_for_selector("#image")  # it is visible once it is loaded
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             assert not said
             page.set_input_files("#file", tmp_path / "text.png")

@@ -18,7 +18,21 @@ import torch
 from helpers.ranks import new_run
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raytrain import MLP, SGD, AdamW, Digits, Experiment, GradientNorm, Hook, Scaling
+from raytrain import (
+    MLP,
+    SGD,
+    AdamW,
+    Batch,
+    Classification,
+    Digits,
+    Experiment,
+    Field,
+    GradientNorm,
+    Hook,
+    Index,
+    Model,
+    Scaling,
+)
 from raytrain.data.checks import checked_read
 from raytrain.data.reader import Resident
 from raytrain.optim.optimizers import Optimizer
@@ -105,6 +119,55 @@ def test_steps_that_read_nothing_have_the_same_bits(
     for number, state in one["optimizer"]["state"].items():  # Adam's count of steps, too
         for name, value in state.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other["optimizer"]["state"][number][name]))
+
+
+@dataclass(frozen=True)
+class Damaged(Digits):
+    """Digits as floats, of which one is not a number."""
+
+    def index(self) -> dict[str, Index]:
+        field = Field("image", (1, 8, 8), "float32", "image")
+        return {
+            split: Index(labels=found.labels, classes=found.classes, rows=found.rows, split=split, fields=(field,))
+            for split, found in super().index().items()
+        }
+
+    def read(self, index: Index, samples: np.ndarray) -> np.ndarray:
+        found = super().read(index, samples).astype(np.float32) / 255
+        if index.split == "train":
+            found[samples == 3] = np.nan
+        return found
+
+
+@dataclass(frozen=True)
+class Normalised(Model):
+    def build(self, sample: tuple[int, ...], classes: int) -> torch.nn.Module:
+        layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(144, classes)
+        return torch.nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_statistics_of_a_step_that_is_left_out_stay_finite(tmp_path: Path, reads: bool) -> None:
+    e = replace(E, model=Normalised(), data=Damaged(), hooks=(), steps=25, on_nonfinite="skip")
+    steps, tensors = trained(tmp_path / "run", e, reads)
+    assert [step.updated for step in steps].count(False) == 1
+    last = next(step for step in steps if not step.updated).step
+    assert last < 23, "others follow in this epoch"
+    model = tensors["model"]
+    assert all(value.isfinite().all() for value in model.values()), model
+    assert not torch.equal(model["1.running_mean"], torch.zeros(4)) and model["1.num_batches_tracked"] == len(steps)
+
+
+@dataclass(frozen=True)
+class Parts(Classification):
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:  # type: ignore[override]
+        return super().loss(model, batch)[0], len(batch) * 0.03
+
+
+def test_samples_may_count_a_part_of_one(tmp_path: Path) -> None:
+    e = replace(E, hooks=(), steps=23)
+    assert len({size * 0.03 / size for size in (64, 30)}) == 2, "by rounding"
+    assert len(trained(tmp_path / "run", replace(e, task=Parts()), True)[0]) == 23
 
 
 def test_an_optimizer_without_a_fused_form_skips_the_step_too() -> None:
