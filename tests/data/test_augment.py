@@ -348,3 +348,14 @@ def test_mixing_is_torchvisions_pair_by_pair(mixup: float, cutmix: float, side: 
         shares = mix_pairs(augment, found, labels, 7, Drawn(augment, 5, 2, ids))
         assert shares is not None and torch.equal(found, expected) and torch.equal(shares, targets)
         assert found.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.uint16, torch.int64, torch.float16, torch.float64])
+def test_images_of_each_dtype_are_normalised(dtype: torch.dtype, layout: torch.memory_format) -> None:
+    images, mean, std = (torch.rand(3, 2, 5, 4) * 255).to(dtype), (0.5, 0.25), (0.25, 0.5)
+    before = images.clone()
+    found = Normalise(mean, std, memory_format=layout)(images)
+    each = images.float().div(255) - torch.tensor(mean).view(1, 2, 1, 1)
+    torch.testing.assert_close(found, each / torch.tensor(std).view(1, 2, 1, 1), rtol=1e-5, atol=1e-6)
+    assert found.is_contiguous(memory_format=layout) and torch.equal(images, before)
