@@ -54,6 +54,8 @@ def folds(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | No
         raise errors.UserError(
             f"--{AXIS} is what the command varies", "", f"leave it out, or use {errors.command('train', path)}"
         )
+    if take(arguments[1:], "--data.folds.count")[0]:
+        raise errors.UserError("--data.folds.count would be the number of folds", "", "write it as --folds N")
     value, source = load_experiment(path)
     value, arguments = take_strategy(value, arguments)
 
