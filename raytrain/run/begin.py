@@ -16,6 +16,9 @@ from raytrain.checkpoint import location, remote
 from raytrain.files import existing, expanded, reason, remove, sync
 from raytrain.run.lock import LOCK, Lock
 
+_LONGEST_NAME = 255
+"""Bytes that the name of a folder may have on Linux's file systems."""
+
 
 def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], None]) -> tuple[Path, Lock]:
     """Make the directory `<out>/<name>` of a new run or sweep; without a name, the next free `<stem>-<number>`.
@@ -142,6 +145,9 @@ def check_writable(out: Path | str, name: str | None) -> None:
         raise errors.UserError(
             f"{name!r} cannot be the name of a run's folder", "in --name", "give one word without a slash"
         )
+    if name is not None and len(os.fsencode(name)) > _LONGEST_NAME:
+        what = f"the name of the run has {len(os.fsencode(name))} bytes, and a folder's name at most {_LONGEST_NAME}"
+        raise errors.UserError(what, "in --name", "give a shorter one")
     if location.is_url(out):
         return remote.check(str(out), name)
     out = expanded(out)

@@ -125,6 +125,12 @@ def test_a_name_is_the_name_of_one_folder(tmp_path: Path, name: str) -> None:
         check_writable(tmp_path, name)
 
 
+def test_a_name_that_no_folder_can_have_is_refused_by_its_length(tmp_path: Path) -> None:
+    check_writable(tmp_path, "ü" * 127)
+    with pytest.raises(UserError, match="256 bytes, and a folder's name at most 255, in --name; give a shorter one"):
+        check_writable(tmp_path, "ü" * 128)
+
+
 def test_places_that_cannot_hold_runs_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -140,7 +146,6 @@ def test_places_that_cannot_hold_runs_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(UserError, match="File name too long"):
         create(tmp_path, "x" * 300, "x")
-    check_writable(tmp_path, "x" * 300)
 
 
 # Run
