@@ -7,6 +7,7 @@ Python it is an exception like any other.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -184,11 +185,9 @@ def secret_in_url(flag: str, secret: str = "a password") -> UserError:
 
 def no_cluster(address: str, reason: str) -> UserError:
     """Return the error for an address at which no cluster answers."""
-    return UserError(
-        f"no Ray cluster answers: {reason}",
-        address,
-        "start one with `ray start --head`, or leave --address out to use this machine alone",
-    )
+    leave = "unset RAY_ADDRESS" if os.environ.get("RAY_ADDRESS") == address else "leave --address out"
+    how = f"start one with `ray start --head`, or {leave} to use this machine alone"
+    return UserError(f"no Ray cluster answers: {reason}", address, how)
 
 
 def other_ray(url: str, there: str, here: str) -> UserError:

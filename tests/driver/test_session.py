@@ -91,6 +91,16 @@ def test_what_listens_and_is_no_cluster(gcs: object, capsys: pytest.CaptureFixtu
         done.result(10)
 
 
+def test_an_address_of_the_environment_is_taken_back_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = "to use this machine alone"
+    assert f"or leave --address out {alone}" in refused(capsys, "127.0.0.1:1")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert f"or unset RAY_ADDRESS {alone}" in fails(capsys, "train", DIGITS, "--dry_run")
+    assert f"or unset RAY_ADDRESS {alone}" in refused(capsys, "auto")
+
+
 def test_session_folder_is_private_to_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.getuid()
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
