@@ -141,5 +141,5 @@ def check_loggers(loggers: Sequence[Logger]) -> None:
         logger.check()
         if (place := logger.writes_to()) and (type(logger), place) in taken:
             what = f"two {type(logger).__name__} write to {place}, which would have each row twice"
-            raise errors.UserError(what, "in loggers", "leave one of them out, or give each a folder of its own")
+            raise errors.UserError(what, "in loggers", "leave one of them out, or give each a place of its own")
         taken.add((type(logger), place))

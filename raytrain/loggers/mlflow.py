@@ -54,6 +54,10 @@ class MLflow(Logger):
                 "tracking_uri holds a password, which all who see the run could read", "in MLflow", how
             )
 
+    def writes_to(self) -> str:
+        """Return MLflow's experiment, in which a run has one record."""
+        return f"the experiment {self.experiment} of {self._given.rstrip('/') or 'mlflow.db'}"
+
     def check(self) -> None:
         """Check that MLflow is installed, and what it needs for a database."""
         database = not self._given or self._given.startswith(_DATABASES)

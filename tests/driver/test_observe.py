@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
-from raytrain import CSVLogger, TensorBoard, WandB
+from raytrain import CSVLogger, MLflow, TensorBoard, WandB
 from raytrain.driver.observe import Loggers, Tail
 from raytrain.errors import UserError
 from raytrain.loggers import Logger
@@ -73,3 +73,14 @@ def test_two_loggers_of_a_class_write_to_folders_of_their_own(
     with pytest.raises(UserError, match=f"two {kind.__name__} write to logs/a, .* leave one of them out"):
         Loggers(Logger(), (kind(folder="logs/a"), Logger(), Logger(), kind(folder="logs/a/")))
     Loggers(Logger(), (kind(folder="logs/a"), kind(folder="logs/b"))).close()
+
+
+def test_two_mlflow_loggers_write_to_experiments_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MLflow, "check", lambda self: None)  # the package need not be there
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(UserError, match=r"two MLflow write to the experiment raytrain of mlflow.db, which would"):
+        Loggers(Logger(), (MLflow(), MLflow()))
+    Loggers(Logger(), (MLflow(), MLflow(experiment="other"), MLflow(tracking_uri="http://there:1"))).close()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://there:1/")
+    with pytest.raises(UserError, match=r"two MLflow write to the experiment raytrain of http://there:1,"):
+        Loggers(Logger(), (MLflow(), MLflow(tracking_uri="http://there:1")))
