@@ -115,14 +115,7 @@ class ASHA(Early):
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """There must be an epoch to save."""
         super().check(axes, objectives, trials, length)
-        kind, unit, grace = type(self).__name__, self.grace_steps, self.grace_epochs
-        if length > grace // self.unit_epochs:
-            return
-        given, where, how = f"{unit} steps", "steps", "change that, or use another scheduler"
-        if not unit:
-            given, where = f"{grace} epochs", "epochs"
-            how = f"change that, set grace_steps to fewer steps than {grace} epochs have, or use another scheduler"
-        raise _scheduler_misfit(kind, f"has nothing to save: all trials get {given} and have no more", where, how)
+        _check_grace(self, length)
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's AsyncHyperBandScheduler with one bracket."""
@@ -160,7 +153,7 @@ class MedianStopping(Early):
     grace_epochs: int = 1
     """Epochs that every trial gets."""
     samples: int = 3
-    """Trials that a median is taken of, at the least."""
+    """Other trials that a median is taken of, at the least: a sweep of no more trials than these ends none early."""
     grace_steps: int | None = None
     """Optimizer steps that every trial gets, in place of `grace_epochs`; with `validate_every_steps` they may end
     inside an epoch."""
@@ -173,6 +166,11 @@ class MedianStopping(Early):
     def unit_steps(self) -> int | None:
         """The steps that every trial gets."""
         return self.grace_steps
+
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
+        """There must be an epoch to save."""
+        super().check(axes, objectives, trials, length)
+        _check_grace(self, length)
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's MedianStoppingRule."""
@@ -364,6 +362,22 @@ def _check_unit(scheduler: Any, name: str) -> None:
     if getattr(scheduler, f"{name}_epochs") != 1 and getattr(scheduler, f"{name}_steps") is not None:
         what = f"{name}_epochs and {name}_steps both say when trials are compared"
         raise errors.UserError(what, f"in {type(scheduler).__name__}", "leave one of them out")
+
+
+def _check_grace(scheduler: ASHA | MedianStopping, length: float) -> None:
+    """Check that trials are longer than what every one of them gets.
+
+    Raises:
+        UserError: they are not.
+    """
+    kind, unit, grace = type(scheduler).__name__, scheduler.grace_steps, scheduler.grace_epochs
+    if length > grace // scheduler.unit_epochs:
+        return
+    given, where, how = f"{unit} steps", "steps", "change that, or use another scheduler"
+    if not unit:
+        given, where = f"{grace} epochs", "epochs"
+        how = f"change that, set grace_steps to fewer steps than {grace} epochs have, or use another scheduler"
+    raise _scheduler_misfit(kind, f"has nothing to save: all trials get {given} and have no more", where, how)
 
 
 def _scheduler_misfit(
