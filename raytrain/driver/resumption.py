@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from raytrain import config, errors
 from raytrain.checkpoint import layout, remote
@@ -136,7 +138,9 @@ def checked(run: Run, value: Experiment, correction: Correction | None) -> Exper
     if correction:
         correction.activate()
     _check_unfinished(run, value)
-    _check_checkpoints(run)
+    progress = _check_checkpoints(run)
+    if (value.epochs, value.steps) != (run.experiment.epochs, run.experiment.steps):
+        _check_length(run, value, progress)
     if (
         value.scaling.workers != run.experiment.scaling.workers
         and value.scaling.threads_per_worker == run.experiment.scaling.threads_per_worker
@@ -176,8 +180,30 @@ def _check_unfinished(run: Run, value: Experiment) -> None:
         )
 
 
-def _check_checkpoints(run: Run) -> None:
+def _check_length(run: Run, value: Experiment, progress: Mapping[str, Any]) -> None:
+    """Check that a run does not become shorter than what it has trained: it would end where it is, as complete.
+
+    Args:
+        progress: that of the checkpoint from which it goes on.
+
+    Raises:
+        UserError: it does.
+    """
+    unit, most, done = "steps", value.steps, progress.get("step", 0)
+    if most is None:
+        unit, most, done = "epochs", value.epochs, progress.get("epoch", 0) + (progress.get("epoch_samples", 0) > 0)
+    if done > most:
+        at = f"step {done}" if unit == "steps" else f"epoch {done}"
+        raise errors.UserError(
+            f"{unit} = {most}, and the run has come to {at}", run.where, f"give --{unit} {done} or more"
+        )
+
+
+def _check_checkpoints(run: Run) -> dict[str, Any]:
     """Check that a run which has checkpoints has one to go on from, with the metrics before it. At a URL, rank 0 does.
+
+    Returns:
+        How far the newest of them has come, as `training.progress` saves it; empty where there is none.
 
     Raises:
         UserError: it has none.
@@ -187,10 +213,12 @@ def _check_checkpoints(run: Run) -> None:
     reasons = []
     for name in reversed(names):
         try:
-            return check_rows(run.path / "metrics.jsonl", layout.load_state(run.checkpoints / name))
+            check_rows(run.path / "metrics.jsonl", state := layout.load_state(run.checkpoints / name))
+            return dict(state["progress"])
         except errors.UserError as error:
             reasons.append(error.what)
         except (KeyError, TypeError, ValueError, OSError) as error:
             reasons.append(f"{name}: {reason(error) if isinstance(error, OSError | ValueError) else 'it is damaged'}")
     if reasons:
         raise no_way_back(run.where, reasons[0])
+    return {}

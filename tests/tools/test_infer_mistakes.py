@@ -194,6 +194,20 @@ def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     assert "unknown flag --epoch; did you mean --epochs?" in fails(capsys, "resume", run, "--epoch", "3")
 
 
+def test_a_resume_does_not_cut_a_run_below_what_it_has_trained(copied: Run, capsys: Capture) -> None:
+    run = copied.path
+    (run / "summary.json").unlink()  # the driver was killed
+    file = copied.checkpoints / "step_00000030" / "state.json"  # of epochs of 23 steps
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps(state | {"progress": {**state["progress"], "epoch": 1, "epoch_samples": 448}}))
+    said = fails(capsys, "resume", run, "--epochs", "1")
+    assert f"epochs = 1, and the run has come to epoch 2, {run}; give --epochs 2 or more" in said
+    said = fails(capsys, "resume", run, "--steps", "29")
+    assert f"steps = 29, and the run has come to step 30, {run}; give --steps 30 or more" in said
+    for flag, most in (("--epochs", "2"), ("--epochs", "3"), ("--steps", "30")):
+        succeeds(capsys, "resume", run, flag, most, "--dry_run")
+
+
 def test_a_resume_extends_a_run_by_steps_or_hours(copied: Run, capsys: Capture) -> None:
     run, plain = copied.path, {"status": "completed", "epochs": 2, "steps": 46, "seconds": 7200.0}
 
