@@ -141,7 +141,7 @@ def check_writable(out: Path | str, name: str | None) -> None:
     Raises:
         UserError: as `create`.
     """
-    if name is not None and (name in ("", ".", "..") or "/" in name):
+    if name is not None and (name in ("", ".", "..") or "/" in name or not name.isprintable()):
         raise errors.UserError(
             f"{name!r} cannot be the name of a run's folder", "in --name", "give one word without a slash"
         )

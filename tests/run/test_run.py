@@ -119,7 +119,7 @@ def test_run_with_a_row_or_checkpoint_is_never_discarded(tmp_path: Path, what: s
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/tmp/x"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/tmp/x", "a\nb"])
 def test_a_name_is_the_name_of_one_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="cannot be the name of a run's folder"):
         check_writable(tmp_path, name)
