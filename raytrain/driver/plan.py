@@ -215,7 +215,7 @@ def make(
     experiment = model_input.normalised(experiment, train.input).bound(train)
     experiment.task.check_data(train)
     experiment = replace(experiment, task=experiment.task.absolute())
-    teacher_check.check(experiment.task, train.classes)
+    teacher_check.check_all(experiment, train, new=not resumed)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     left = readable(train, bad.get("train", ()))
     epochs = _check_epoch(experiment, left)

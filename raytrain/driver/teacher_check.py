@@ -1,11 +1,27 @@
-"""The check of a distillation's teacher: its outputs must mean the same classes as the student's."""
+"""The checks of a distillation's teacher: its outputs must mean the student's classes, its input the same images."""
 
 from __future__ import annotations
 
 from raytrain import errors
-from raytrain.run.exported import classes_of
+from raytrain.data import Data, Field, Index
+from raytrain.experiment import Experiment
+from raytrain.run.exported import classes_of, normalisation_of
 from raytrain.tasks.distillation import Distillation
 from raytrain.tasks.task import Task
+
+
+def check_all(e: Experiment, index: Index, new: bool) -> None:
+    """Check the classes of the task's teacher, where it has one, and of a new run its images.
+
+    Args:
+        index: the training samples.
+
+    Raises:
+        UserError: they are not the student's.
+    """
+    check(e.task, index.classes)
+    if new:
+        check_normalisation(e.task, e.data, index.input)
 
 
 def check(task: Task, classes: tuple[str, ...]) -> None:
@@ -34,3 +50,36 @@ def check(task: Task, classes: tuple[str, ...]) -> None:
     raise errors.UserError(
         what, f"in task.teacher {task.teacher}", "take a teacher of the same classes, in their order"
     )
+
+
+def check_normalisation(task: Task, data: Data, image: Field) -> None:
+    """Check that the task's teacher, where it has one, was trained on images with the data's mean and std: it gets the
+    student's batches. Of a file that does not note them, nothing is known.
+
+    Args:
+        data: the student's.
+        image: the model's input.
+
+    Raises:
+        UserError: it was trained on others.
+    """
+    if not isinstance(task, Distillation) or image.kind != "image":
+        return
+    known, channels = normalisation_of(task.teacher), image.shape[0]
+    if known is None:
+        return
+    for name, of_teacher, own in zip(("mean", "std"), known, data.normalisation(channels), strict=True):
+        if _each(of_teacher, channels) == _each(own, channels):
+            continue
+        what = f"the teacher was trained on images with {name} {_listed(of_teacher)}, and the data has {_listed(own)}"
+        how = f"--data.mean {_listed(known[0])} --data.std {_listed(known[1])}"
+        how = f"let both have the same, as by {how}: the teacher sees the student's batches"
+        raise errors.UserError(what, f"in task.teacher {task.teacher}", how)
+
+
+def _each(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    return tuple(values) * channels if len(values) == 1 else tuple(values)
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)

@@ -7,17 +7,32 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from raytrain import errors
+from raytrain.checkpoint import layout
 from raytrain.run.run import Run
 from raytrain.user_code import sources
 
 METADATA = "raytrain.json"
-"""The file in a .pt2 with the names of classes and the form of the input. Its program has the model as `model`, behind
-the preprocessing; older files have none, and their program is the model alone."""
+"""The file in a .pt2 with the names of classes, the form of the input, and mean and std of images. Its program has the
+model as `model`, behind the preprocessing; older files have none, and their program is the model alone."""
+Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of images, of all channels or of each."""
+
+
+def _metadata(file: str) -> dict[str, Any]:
+    """Return what `raytrain export` notes in a .pt2 file; empty for a file without it."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            named = next(name for name in archive.namelist() if name.split("/")[-1] == METADATA)
+            found = json.loads(archive.read(named))
+    except (OSError, zipfile.BadZipFile, StopIteration, ValueError, KeyError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def classes_of(path: str) -> tuple[str, ...]:
@@ -30,13 +45,29 @@ def classes_of(path: str) -> tuple[str, ...]:
     where = os.path.expanduser(path)
     if not os.path.isfile(where):
         return Run(where).classes()
+    found = _metadata(where).get("classes")
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def normalisation_of(path: str) -> Normalisation | None:
+    """Return mean and standard deviation of the images that a model for `open_model` was trained on; None where its
+    input is no image, and for a file that does not note them.
+
+    Raises:
+        UserError: there is no such run, or it has no checkpoint.
+    """
+    where = os.path.expanduser(path)
+    if os.path.isfile(where):
+        mean, std = (_metadata(where).get(name) for name in ("mean", "std"))
+        return (tuple(mean), tuple(std)) if isinstance(mean, list) and isinstance(std, list) else None
+    run, before = Run(where), sources.active()
+    state = layout.load_state(run.checkpoint())
+    if state.get("input_kind", "image") != "image":
+        return None
     try:
-        with zipfile.ZipFile(where) as archive:
-            named = next(name for name in archive.namelist() if name.split("/")[-1] == METADATA)
-            found = json.loads(archive.read(named))["classes"]
-        return tuple(map(str, found)) if isinstance(found, list) else ()
-    except (OSError, zipfile.BadZipFile, StopIteration, ValueError, KeyError, TypeError):
-        return ()
+        return run.experiment.data.normalisation(state["sample"][0])
+    finally:
+        sources.activate(before)
 
 
 def open_model(path: str) -> nn.Module:

@@ -131,10 +131,12 @@ def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parit
     deployed = Deployed(model, data.input_side, prepare.normalise.get(field.name), run.experiment.task).eval()
     stored, expected = _expected(run, index, prepare, model)
     path = run.checkpoint(which)
+    mean, std = data.normalisation(field.shape[0]) if deployed.image else ((), ())
     metadata = {
         "classes": list(run.experiment.task.class_names(tuple(load_state(path)["classes"]))),
         "input": {"name": field.name, "dtype": field.dtype, "shape": ["batch", *field.shape]},
         "checkpoint": path.name,
+        **({"mean": list(mean), "std": list(std)} if deployed.image else {}),
     }
     program = _traced(run, deployed, stored[:2] if len(stored) > 1 else stored.repeat(2, *[1] * len(field.shape)))
     write = _onnx if file.suffix == ".onnx" else _pt2

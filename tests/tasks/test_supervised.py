@@ -47,7 +47,7 @@ from raytrain.driver import plan_lines, teacher_check
 from raytrain.driver.baseline import baseline
 from raytrain.driver.plan import make
 from raytrain.driver.resources import Node, Resources
-from raytrain.run.exported import classes_of
+from raytrain.run.exported import classes_of, normalisation_of
 from raytrain.tasks import losses as own
 from raytrain.tools import inference
 from raytrain.tools.export import export
@@ -270,8 +270,8 @@ def test_workers_get_the_teachers_absolute_path(tmp_path: Path, monkeypatch: pyt
     assert isinstance(planned, Distillation) and planned.teacher == str(run.path)
 
 
-def plan(e: Experiment) -> Any:
-    return make(e, lambda: Resources((Node("n0", 2.0, 0.0, 2**33),), "this machine"), "runs/x")
+def plan(e: Experiment, resumed: bool = False) -> Any:
+    return make(e, lambda: Resources((Node("n0", 2.0, 0.0, 2**33),), "this machine"), "runs/x", resumed)
 
 
 @pytest.mark.parametrize(
@@ -357,6 +357,25 @@ def test_a_teacher_of_other_names_or_another_order_is_refused_in_the_plan(tmp_pa
     ):
         with pytest.raises(UserError, match=message):
             teacher_check.check(e.task, others)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_teacher_of_images_with_another_mean_is_refused_in_the_plan(tmp_path: Path, exported: bool) -> None:
+    run = teacher(tmp_path / "teacher")
+    path = str(run.path)
+    if exported:
+        path = str(tmp_path / "teacher.pt2")
+        export(run, Path(path))
+    e = Experiment(CNN(channels=(4,)), Digits(mean=(0.5,)), Distillation(teacher=path), batch_size=64)
+    says = r"mean 0.305, and the data has 0.5, in task.teacher .*--data.mean 0.305 --data.std 0.376"
+    with pytest.raises(UserError, match=says):
+        plan(e)
+    plan(e, resumed=True)
+    with pytest.raises(UserError, match=r"std 0.376, and the data has 0.5, in task.teacher"):
+        plan(replace(e, data=Digits(std=(0.5,))))
+    field = Field("image", (3, 8, 8), "uint8", kind="image")
+    assert normalisation_of(path) == ((0.305,), (0.376,))
+    teacher_check.check_normalisation(e.task, Digits(mean=(0.305,) * 3, std=(0.376,) * 3), field)
 
 
 def test_a_teacher_from_a_file_without_names_is_compared_by_its_outputs(tmp_path: Path) -> None:
