@@ -62,6 +62,9 @@ def baseline(e: Experiment, indices: dict[str, Index]) -> Baseline:
 def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Baseline | None:
     train, val = (_batch(e, task, indices[split]) for split in ("train", "val"))
     wanted, target = task.wanted(train), task.wanted(val)
+    for split, targets, batch in (("train", wanted, train), ("val", target, val)):
+        if note := _unfit(task, targets, indices[split], batch.ids):
+            return Baseline({}, "", note)
     names = indices["train"].classes
     classes = len(task.class_names(names))  # also those that no mask has
     if not wanted.is_floating_point():
@@ -87,6 +90,19 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Basel
     if len(names) == 1 and task.kind == "label":
         note = f"the data has one class, {names[0]!r}: there is nothing to tell apart, and every answer is right"
     return Baseline(found, f"{scores}, by {task.constant_words(answer, names)}{of}", note)
+
+
+def _unfit(task: Supervised, wanted: torch.Tensor, index: Index, ids: np.ndarray) -> str:
+    """Return why no answer to these targets, [n, ...], has a score, and what that means for training; else nothing."""
+    if task.kind == "mask" and not (wanted >= 0).any():
+        return f"no pixel of the masks of {index.split} counts: all are ignored"
+    wrong = np.flatnonzero(~wanted.isfinite().reshape(len(wanted), -1).all(1).numpy())
+    if not len(wrong):
+        return ""
+    some = f"the targets of {len(wrong):,} of {len(wanted):,} samples of {index.split} are not finite"
+    return (
+        f"{some}, as that of {index.name(int(ids[wrong[0]]))}: neither is their loss, unless the task leaves them out"
+    )
 
 
 def _rounded(value: float) -> float:

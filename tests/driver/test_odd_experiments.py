@@ -41,6 +41,32 @@ def test_a_baseline_leaves_out_what_is_skipped() -> None:
     assert "(BadSample: it is damaged, scene 3)" in baseline(replace(e, data=stopping), stopping.index()).note
 
 
+@dataclass(frozen=True)
+class Unfit(Scenes):
+    """Scenes of which samples 3 and 5 of one split have no size, or whose masks are ignored."""
+
+    split: str = "train"
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        found = super().read(index, samples)
+        if index.split == self.split and self.wanted == "size":
+            found["size"][np.isin(samples, (3, 5))] = np.nan
+        elif index.split == self.split:
+            found["mask"][:] = 255
+        return found
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_targets_that_no_loss_can_take_are_named(split: str) -> None:
+    data = Unfit(wanted="size", split=split)
+    found = baseline(replace(experiment(Regression(target="size"), "size", 1), data=data), data.index())
+    some = f"the targets of 2 of {len(data.index()[split])} samples of {split} are not finite, as that of sample 3: "
+    assert found.note.startswith(some) and not found.line and not found.scores
+    data = Unfit(wanted="mask", split=split)
+    found = baseline(replace(experiment(Segmentation(), "mask", 4, True), data=data), data.index())
+    assert found.note == f"no pixel of the masks of {split} counts: all are ignored" and not found.line
+
+
 class Boxed(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
