@@ -255,7 +255,7 @@ def test_a_name_that_exists_offers_to_resume(capsys: Capture, tmp_path: Path) ->
     assert f"a run of that name exists, {tmp_path}/mine;" in said and f"`raytrain resume {tmp_path}/mine`" in said
     assert not list((tmp_path / "mine").iterdir())
     assert "cannot be the name of a run's folder" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "a/b")
-    assert "File name too long" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "x" * 300)
+    assert "the run has 300 bytes" in fails(capsys, "train", DIGITS, "--out", tmp_path, "--name", "x" * 300)
 
 
 # The process
