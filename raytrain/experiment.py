@@ -195,7 +195,7 @@ class Experiment:
     average is validated, kept and exported, with averaged statistics of BatchNorm."""
     on_nonfinite: Literal["error", "skip"] = "error"
     """What to do with a step whose loss or gradients are not finite: end the run, or skip the update and count the
-    step, whose values that are not finite BatchNorm forgets. fp16 always skips steps whose gradients overflow."""
+    step; BatchNorm's statistics stay finite. fp16 always skips steps whose gradients overflow."""
     seed: int = 0
     """Seed of the initial weights, the order of samples, augmentation and dropout."""
     hooks: tuple[Hook, ...] = ()

@@ -97,10 +97,10 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
 def _several_outputs(output: dict[str, Any] | tuple[Any, ...] | list[Any], where: str) -> errors.UserError:
     """Return the error for a model that returns several outputs to a task that takes one."""
     if isinstance(output, dict):
-        name, parts = "out" if "out" in output else next(iter(output), "logits"), list(output)
+        kind, name, parts = "dict", "out" if "out" in output else next(iter(output), "logits"), list(output)
     else:
-        name, parts = 0, [type(one).__name__ for one in output]
-    kind = next(one.__name__ for one in (dict, tuple, list) if isinstance(output, one))
+        kind, name = "tuple" if isinstance(output, tuple) else "list", 0
+        parts = [type(one).__name__ for one in output]
     what = f"the model returns a {kind} of {errors.listed(parts, 8)}, and the task takes a tensor"
     how = f"let a module of your own hold it and return self.net(images)[{name!r}]"
     return errors.UserError(what, f"in {where}", how)

@@ -102,7 +102,7 @@ class LossLog:
         unit = count / samples
         if self.unit is None:
             self.unit = unit
-        if not math.isclose(unit, self.unit, rel_tol=1e-9):  # by rounding
+        if not math.isclose(unit, self.unit, rel_tol=1e-9):  # a count that is not whole is rounded
             raise errors.UserError(
                 f"the task's loss counted {unit:g} per sample, and {self.unit:g} before",
                 f"in {places.place(type(self.task).loss)}",

@@ -339,13 +339,17 @@ def test_a_mask_that_does_not_move_with_its_image_is_refused() -> None:
     Segmentation().check_data(Index(fields=(floats, mask), count=4))
 
 
+def teacher_path(folder: Path, exported: bool) -> str:
+    """The directory of a teacher's run, or its exported file."""
+    run = teacher(folder / "teacher")
+    if exported:
+        export(run, folder / "teacher.pt2")
+    return str(folder / "teacher.pt2" if exported else run.path)
+
+
 @pytest.mark.parametrize("exported", [False, True])
 def test_a_teacher_of_other_names_or_another_order_is_refused_in_the_plan(tmp_path: Path, exported: bool) -> None:
-    run = teacher(tmp_path / "teacher")
-    path = str(run.path)
-    if exported:
-        path = str(tmp_path / "teacher.pt2")
-        export(run, Path(path))
+    path = teacher_path(tmp_path, exported)
     e = Experiment(CNN(channels=(4,)), Digits(), Distillation(teacher=path), batch_size=64)
     classes = e.data.index()["train"].classes
     assert classes_of(path) == classes
@@ -361,11 +365,7 @@ def test_a_teacher_of_other_names_or_another_order_is_refused_in_the_plan(tmp_pa
 
 @pytest.mark.parametrize("exported", [False, True])
 def test_a_teacher_of_images_with_another_mean_is_refused_in_the_plan(tmp_path: Path, exported: bool) -> None:
-    run = teacher(tmp_path / "teacher")
-    path = str(run.path)
-    if exported:
-        path = str(tmp_path / "teacher.pt2")
-        export(run, Path(path))
+    path = teacher_path(tmp_path, exported)
     e = Experiment(CNN(channels=(4,)), Digits(mean=(0.5,)), Distillation(teacher=path), batch_size=64)
     says = r"mean 0.305, and the data has 0.5, in task.teacher .*--data.mean 0.305 --data.std 0.376"
     with pytest.raises(UserError, match=says):
