@@ -143,7 +143,7 @@ def check_writable(out: Path | str, name: str | None) -> None:
     """
     if name is not None and (name in ("", ".", "..") or "/" in name or not name.isprintable()):
         raise errors.UserError(
-            f"{name!r} cannot be the name of a run's folder", "in --name", "give one word without a slash"
+            f"{name!r} cannot be the name of a run's folder", "in --name", "give one word of UTF-8 text without slashes"
         )
     if name is not None and len(os.fsencode(name)) > _LONGEST_NAME:
         what = f"the name of the run has {len(os.fsencode(name))} bytes, and a folder's name at most {_LONGEST_NAME}"
