@@ -15,6 +15,7 @@ from raytrain.data.blocks import arrays_and_bad, read_part, rows_of
 from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
 from raytrain.tasks.metrics import Sums
+from raytrain.tasks.segmentation import Segmentation, check_numbers
 from raytrain.tasks.supervised import Supervised
 
 _MOST_BYTES = 16 * 2**20
@@ -45,26 +46,38 @@ UNKNOWN = Baseline({}, "", "")
 """The baseline of a plan that computes none: that of a sweep's trial, which has the sweep's."""
 
 
-def baseline(e: Experiment, indices: dict[str, Index]) -> Baseline:
+def baseline(e: Experiment, indices: dict[str, Index], output: tuple[int, ...] = ()) -> Baseline:
     """Return the scores of the best constant answer; without scores if the task knows no such answer, or it cannot be
-    scored."""
+    scored.
+
+    Args:
+        output: the shape of the model's output for one sample; () if it is unknown.
+
+    Raises:
+        UserError: a mask that was read for it has a number that is no class of the model.
+    """
     kind = type(e.task).__name__
     if not isinstance(e.task, Supervised) or type(e.task).constant is Supervised.constant:
         return Baseline({}, "", f"no baseline: {kind} has no `constant(wanted, classes)`, a constant answer to score")
     try:
-        found = _scored(e, e.task, indices)
+        found = _scored(e, e.task, indices, output)
+    except errors.UserError:
+        raise
     except Exception as error:  # such as a sample that cannot be read: it is no reason not to train
         reason = errors.one_line(f"{type(error).__name__}: {error}")
         return Baseline({}, "", f"no baseline: the constant answer of {kind} could not be scored ({reason})")
     return found or Baseline({}, "", f"no baseline: {kind} knows no constant answer to these samples")
 
 
-def _scored(e: Experiment, task: Supervised, indices: dict[str, Index]) -> Baseline | None:
+def _scored(e: Experiment, task: Supervised, indices: dict[str, Index], output: tuple[int, ...]) -> Baseline | None:
     train, val = (_batch(e, task, indices[split]) for split in ("train", "val"))
     wanted, target = task.wanted(train), task.wanted(val)
     for split, targets, batch in (("train", wanted, train), ("val", target, val)):
         if note := _unfit(task, targets, indices[split], batch.ids):
             return Baseline({}, "", note)
+        if type(task) is Segmentation and len(output) == 4:  # another class may have another loss
+            for number, mask in zip(batch.ids, targets, strict=True):
+                check_numbers(mask, output[1], f"the mask of {indices[split].name(int(number))}")
     names = indices["train"].classes
     classes = len(task.class_names(names))  # also those that no mask has
     if not wanted.is_floating_point():

@@ -45,7 +45,9 @@ class Tensors(NamedTuple):
     optimizer: str
 
 
-def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, dtype: str = "float32") -> nn.Module:
+def check_model(
+    experiment: Experiment, sample: tuple[int, ...], classes: int, dtype: str = "float32"
+) -> tuple[nn.Module, tuple[int, ...]]:
     """Build the model and pass one sample through it; a large model on the meta device if its code allows that.
 
     Args:
@@ -53,7 +55,7 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
         dtype: the input's type.
 
     Returns:
-        The model, in the CPU's memory or on the meta device.
+        The model, in the CPU's memory or on the meta device, and the shape of its output, () if that is no tensor.
 
     Raises:
         UserError: it cannot take the sample, its head does not suit the task, or nothing in it is trained.
@@ -84,14 +86,14 @@ def check_model(experiment: Experiment, sample: tuple[int, ...], classes: int, d
         what = f"{type(experiment.model).__name__} has an output for each class, and the data has no classes"
         use = "use --model.outputs 1" if hasattr(experiment.model, "outputs") else "let it have one output"
         raise errors.UserError(what, f"in {where}", f"{use}, or as many as the task wants")
-    if isinstance(output, torch.Tensor):
-        experiment.task.check_model(tuple(output.shape), classes, where)
-    elif not type(experiment.task).check_model.__module__.startswith("raytrain."):  # else its own `loss` knows it
-        experiment.task.check_model((), classes, where)
+    shape = tuple(output.shape) if isinstance(output, torch.Tensor) else ()
+    own = not type(experiment.task).check_model.__module__.startswith("raytrain.")
+    if isinstance(output, torch.Tensor) or own:  # else its `loss` knows it
+        experiment.task.check_model(shape, classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
-    return module
+    return module, shape
 
 
 def _several_outputs(output: dict[str, Any] | tuple[Any, ...] | list[Any], where: str) -> errors.UserError:

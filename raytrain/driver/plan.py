@@ -219,7 +219,7 @@ def make(
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     left = readable(train, bad.get("train", ()))
     epochs = _check_epoch(experiment, left)
-    module = check_model(experiment, sample, len(train.classes), dtype)
+    module, output = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module, epochs)]
     begin += recomputing.check(experiment.activation_checkpointing, module)
     begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
@@ -241,7 +241,7 @@ def make(
     of_data = [*experiment.data.notes(), *train.notes, *experiment.data.size_notes(train)]
     notes = [*begin, *experiment.model.notes(), *of_data, *notes]
     notes += data_room.notes(experiment, indices, resources, mode, module, resumed) if surveyed is None else []
-    floor = baseline(experiment, indices) if surveyed is None else UNKNOWN
+    floor = baseline(experiment, indices, output) if surveyed is None else UNKNOWN
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor, *held)
     if (experiment.unfreeze_epoch or 0) >= found.epochs:
         notes += [f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"]

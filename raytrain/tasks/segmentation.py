@@ -23,6 +23,25 @@ if TYPE_CHECKING:
     from raytrain.data.source import Index
 
 
+def check_numbers(mask: torch.Tensor, classes: int, name: str) -> None:
+    """Check that the numbers of a mask are classes of the model.
+
+    Args:
+        mask: int64 [height, width], -1 where a pixel does not count.
+        name: what the message calls it.
+
+    Raises:
+        UserError: one of them is not.
+    """
+    least, most = int(mask.min()), int(mask.max())
+    if -1 <= least and most < classes:
+        return
+    what = f"{name} has the number {least if most < classes else most}, and the model's "
+    what += f"{classes} classes are 0 to {classes - 1}" if classes > 1 else "one class is 0"
+    how = "tell which numbers are classes (MaskFolder(mask_values=...)) or do not count (task.ignore_index)"
+    raise errors.UserError(what, "in task", f"{how}, or give the model more outputs")
+
+
 @dataclass(frozen=True)
 class Segmentation(Supervised):
     """A class for each pixel: cross entropy, and the share of right pixels (`pixel_accuracy`).
@@ -96,13 +115,9 @@ class Segmentation(Supervised):
         try:
             yield
         except IndexError:
-            most, classes = int(wanted.max()), outputs.shape[1]
-            if -1 <= int(wanted.min()) and most < classes:
-                raise
-            found = int(wanted.min()) if most < classes else most
-            what = f"a mask has the number {found}, and the model's {classes} classes are 0 to {classes - 1}"
-            how = "tell which numbers are classes (MaskFolder(mask_values=...)) or do not count (task.ignore_index)"
-            raise errors.UserError(what, "in task", f"{how}, or give the model more outputs") from None
+            for mask in wanted:
+                check_numbers(mask, outputs.shape[1], "a mask")
+            raise
 
     def own_sums(self, outputs: torch.Tensor, wanted: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the pixels of each class."""

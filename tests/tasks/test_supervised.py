@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.cut_runs import cut_between_steps_rank, rows, weights
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
-from helpers.scenes import CLASSES, experiment
+from helpers.scenes import CLASSES, Scenes, experiment
 from torch import nn
 from torch.nn import functional
 from torchmetrics.classification import MulticlassCohenKappa
@@ -490,6 +490,35 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     shares = arrays["train"].mean(0)
     loss = -(arrays["val"] * np.log(shares) + (1 - arrays["val"]) * np.log(1 - shares)).mean()
     assert baseline(e, index).line.startswith(f"val_loss {loss:.4g},")
+
+
+@dataclass(frozen=True)
+class Late(Scenes):
+    """With one number in a late mask that is no class."""
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        found = super().read(index, samples)
+        found["mask"][samples == 17, 0, 0] = 4
+        return found
+
+
+@dataclass(frozen=True)
+class AnyNumber(Segmentation):
+    """With a loss that takes any number."""
+
+    def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return super().each(outputs, wanted.clamp_max(3))
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        return self.each(model(batch.input), self.wanted(batch)).sum(), len(batch)
+
+
+def test_the_plan_names_a_mask_with_a_number_that_the_model_has_not() -> None:
+    e = replace(experiment(Segmentation(), "mask", 4, True), data=Late(wanted="mask"))
+    with pytest.raises(UserError, match=r"the mask of sample 17 has the number 4, .* 4 classes are 0 to 3, in task"):
+        plan(e)
+    plan(replace(e, model=replace(e.model, outputs=5)))
+    plan(replace(e, task=AnyNumber()))
 
 
 def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
