@@ -20,8 +20,8 @@ class Hook:
     `optimizer` are what hooks use most.
 
     `after_backward`, `after_step`, `after_validation` and `after_epoch` may return columns for the row in
-    metrics.jsonl, by their names: numbers, texts or tensors of one number, of which rank 0's are written. A tensor is
-    read when the row is written, so that a step does not wait for the device.
+    metrics.jsonl, by their names: numbers (also of NumPy), texts or tensors of one number, of which rank 0's are
+    written. A tensor is read when the row is written, so that a step does not wait for the device.
     """
 
     @cached_property

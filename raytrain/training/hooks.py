@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from raytrain import errors
@@ -128,7 +129,9 @@ def _add(columns: dict[str, Any], found: Mapping[str, Any] | None, method: Any, 
                 what = f"the column {name!r} is a tensor of shape {tuple(value.shape)}"
                 raise _refused(what, method, "return a tensor of one number, such as its mean")
             value = value.detach().clone()  # the hook may go on to change it before the row is written
-        elif not isinstance(value, bool | int | float | str | None):
+        elif isinstance(value, np.generic):
+            value = value.item()
+        if not isinstance(value, torch.Tensor | bool | int | float | str | None):
             what = f"the column {name!r} is of type {type(value).__name__}"
             raise _refused(what, method, "return a number, a text or a tensor of one number")
         columns[str(name)] = value

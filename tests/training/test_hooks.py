@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.cut_runs import BASE, cut_rank, rows, weights
@@ -65,7 +66,7 @@ class Returns(Hook):
     kind: str = "number"
 
     def after_step(self, trainer: Trainer) -> Mapping[str, Any]:
-        values = {"number": 1.0, "vector": torch.ones(2), "list": [1]}
+        values = {"number": 1.0, "numpy": np.float32(0.5), "vector": torch.ones(2), "list": [1]}
         return {self.column: values[self.kind]}
 
 
@@ -170,6 +171,12 @@ def test_what_a_hook_must_not_do_is_said_with_its_place(hook: Hook, said: str, t
     with pytest.raises(UserError) as caught:
         train_rank(0, 1, e, new_run(tmp_path / "run", e))
     assert said in str(caught.value) and "test_hooks.py:" in caught.value.where
+
+
+def test_a_column_may_be_a_number_of_numpy(tmp_path: Path) -> None:
+    e = replace(BASE, hooks=(Returns(kind="numpy"),))
+    train_rank(0, 1, e, run := new_run(tmp_path / "run", e))
+    assert {row["mine"] for row in rows(run) if row["kind"] == "step"} == {0.5}
 
 
 def test_a_hook_with_other_arguments_is_refused() -> None:
