@@ -61,8 +61,15 @@ class Precision:
         """How far apart neighbouring numbers are to which a pass rounds, as a share of their size, at most."""
         return _TF32 if self.name == "tf32" else torch.finfo(self.dtype or torch.float32).eps
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return a scalar loss to go back from, scaled where the precision needs it."""
+    def scaled(self, loss: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        """Return a scalar loss to go back from, scaled where the precision needs it.
+
+        Args:
+            factor: what gradients are multiplied by: a hook does so, which leaves out the kernel of a product whose
+                value nobody reads.
+        """
+        if factor != 1.0:
+            loss.register_hook(lambda gradient: gradient * factor)
         return self.scaler.scale(loss)
 
     @property

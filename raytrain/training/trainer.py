@@ -238,7 +238,7 @@ class Trainer:
             found = loss.detach()
             self.sums[slot] = self.sums[slot].double() + found if slot in self.sums else found
         doing.at(BACKWARD)
-        return self.precision.scaled(loss * (0.0 if one.blank else self.strategy.gradient_scale / (unit * one.size)))
+        return self.precision.scaled(loss, 0.0 if one.blank else self.strategy.gradient_scale / (unit * one.size))
 
     def _set_learning_rate(self) -> float:
         e = self.experiment

@@ -44,6 +44,19 @@ def test_fp32_is_plain_torch_bit_for_bit() -> None:
     assert torch.equal(model.weight, plain.weight) and precision.state_dict() == {}
 
 
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_a_factor_is_that_of_the_gradients_to_the_bit(name: str) -> None:
+    found = []
+    for product, factor in ((1.0, 1 / 3), (1 / 3, 1.0)):
+        precision, (model, _) = Precision(name, CPU), model_and_optimizer()
+        with precision.forward():
+            loss = model(torch.ones(2, 4)).square().sum()
+        precision.scaled(loss * product, factor).backward()
+        assert model.weight.grad is not None
+        found.append(model.weight.grad)
+    assert torch.equal(*found)
+
+
 def test_fp16_scales_gradients_and_brings_them_back() -> None:
     precision, (model, optimizer) = Precision("fp16", CPU), model_and_optimizer()
     precision.scaled(model(torch.ones(2, 4)).sum()).backward()
