@@ -162,7 +162,8 @@ def _check_unfinished(run: Run, value: Experiment) -> None:
     unit, most = ("epochs", value.epochs) if value.steps is None else ("steps", value.steps)
     done, epochs = summary.get(unit, 0), summary["epochs"]
     if done >= most:
-        what, how = f"the run is complete at {done} {unit}", f"train longer with --{unit} above {done}"
+        at = f"{done} {unit if done != 1 else unit[:-1]}"
+        what, how = f"the run is complete at {at}", f"train longer with --{unit} above {done}"
         raise errors.UserError(what, run.where, how)
     if value.max_hours is not None and (summary.get("seconds") or 0.0) >= 3600 * value.max_hours:
         hours = f"{summary['seconds'] / 3600:.3g}"

@@ -85,7 +85,7 @@ class Pipeline(Parallel):
 
     @property
     def short_passes(self) -> bool:
-        """Zeros fill a short micro-batch up."""
+        """Copies of its samples fill a short micro-batch up."""
         return False
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
