@@ -116,6 +116,7 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     lacking = [name for name in wanted if name not in given and getattr(data, name) not in schema.names]
     if not lacking:
         return data
+    _check_header(schema.names, root)
     found = _Guess(data, schema, lacking).flags()
     flags = {name: list(value) if isinstance(value, tuple) else [value] for name, value in columns.given().items()}
     flags |= found | {name: ["COLUMN"] for name in lacking if not _answered(name, found)}
@@ -125,6 +126,13 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     if flags.get("label") == ["COLUMN"]:
         how += ", or in place of --label --labels (several classes of an image), --target (numbers) or --mask (masks)"
     raise errors.UserError(f"the table has no column {lacking[0]!r}: its columns are {shown}", root, how)
+
+
+def _check_header(names: list[str], root: str) -> None:
+    """Check that the first row names the columns: one that lists an image would be lost."""
+    if any(name.lower().endswith((*with_pillow().EXTENSIONS, ".gif")) for name in names):
+        what = f"the first row must name the columns, and is {errors.listed(names, 12)}"
+        raise errors.UserError(what, root, "write a row such as path,label above it")
 
 
 def _answered(name: str, found: dict[str, list[str]]) -> bool:
@@ -164,6 +172,8 @@ def check_files(data: Manifest, train: Index) -> None:
         wanted = data.where(train, 0)
         found = [] if data.suffix else [one for one in with_pillow().EXTENSIONS if os.path.isfile(wanted + one)]
         how = f"did you mean --suffix {found[0]}?" if found else "name the folder that holds them by --folder"
+        if os.path.isfile(wanted.replace("\\", "/")):
+            how = "write / in its paths, in place of \\"
         raise errors.UserError(f"no image of column {data.path!r} is there", wanted, how)
 
 

@@ -249,6 +249,17 @@ def test_a_table_that_does_not_tell_gets_the_flags(photos: Path, capsys: Capture
     assert "separate the columns with commas in place of ';'" in said and not (photos / "x.py").exists()
 
 
+def test_a_table_of_another_system_says_what_to_change(photos: Path, capsys: Capture) -> None:
+    rows = [f"{path},{name}\n" for path, name in zip(paths(), CLASSES, strict=True)]
+    (photos / "bare.csv").write_text("".join(rows))
+    said = fails(capsys, "new", photos / "bare.csv", "--out", photos / "x.py")
+    assert f"the first row must name the columns, and is {rows[0].strip().replace(',', ', ')}, {photos}" in said
+    assert "write a row such as path,label above it" in said
+    table = write(photos / "t.csv", {"path": [path.replace("/", "\\") for path in paths()], "label": CLASSES})
+    said = fails(capsys, "new", table, "--out", photos / "x.py")
+    assert "no image of column 'path' is there, " in said and "; write / in its paths, in place of \\" in said
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
