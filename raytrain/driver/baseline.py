@@ -15,6 +15,7 @@ from raytrain.data.blocks import arrays_and_bad, read_part, rows_of
 from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
 from raytrain.tasks.metrics import Sums
+from raytrain.tasks.multilabel import MultiLabel, check_targets
 from raytrain.tasks.segmentation import Segmentation, check_numbers
 from raytrain.tasks.supervised import Supervised
 
@@ -54,7 +55,8 @@ def baseline(e: Experiment, indices: dict[str, Index], output: tuple[int, ...] =
         output: the shape of the model's output for one sample; () if it is unknown.
 
     Raises:
-        UserError: a mask that was read for it has a number that is no class of the model.
+        UserError: a mask that was read for it has a number that is no class of the model, or targets of several labels
+            are not from 0 to 1.
     """
     kind = type(e.task).__name__
     if not isinstance(e.task, Supervised) or type(e.task).constant is Supervised.constant:
@@ -78,6 +80,10 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index], output: 
         if type(task) is Segmentation and len(output) == 4:  # another class may have another loss
             for number, mask in zip(batch.ids, targets, strict=True):
                 check_numbers(mask, output[1], f"the mask of {indices[split].name(int(number))}")
+        if type(task) is MultiLabel:
+            outside = ((targets < 0) | (targets > 1)).any(1)
+            for place in outside.nonzero().flatten().tolist()[:1]:
+                check_targets(targets[place], f"the targets of {indices[split].name(int(batch.ids[place]))} of {split}")
     names = indices["train"].classes
     classes = len(task.class_names(names))  # also those that no mask has
     if not wanted.is_floating_point():

@@ -24,6 +24,24 @@ if TYPE_CHECKING:
     from raytrain.data.source import Index
 
 
+def check_targets(wanted: torch.Tensor, name: str) -> None:
+    """Check that the targets of a sample are the answers no and yes, or shares between them.
+
+    Args:
+        wanted: floats [classes].
+        name: what the message calls them.
+
+    Raises:
+        UserError: one of them is below 0 or above 1, for which the binary cross entropy has no lowest value.
+    """
+    least, most = float(wanted.min()), float(wanted.max())
+    if 0 <= least and most <= 1:
+        return
+    what = f"{name} have the number {least if most <= 1 else most:g}, and targets of MultiLabel are from 0 to 1"
+    how = "write 1 for the classes that a sample has and 0 for others; derive a task for classes that are not known"
+    raise errors.UserError(what, "in task.target", how)
+
+
 @dataclass(frozen=True)
 class MultiLabel(Supervised):
     """Any number of labels a sample: binary cross entropy, the mean over classes, and the share of right yes-or-no

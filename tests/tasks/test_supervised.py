@@ -521,6 +521,37 @@ def test_the_plan_names_a_mask_with_a_number_that_the_model_has_not() -> None:
     plan(replace(e, task=AnyNumber()))
 
 
+@dataclass(frozen=True)
+class Unsure(Scenes):
+    """With another number than 0 and 1 in late targets."""
+
+    number: float = -1.0
+
+    def index(self) -> dict[str, Index]:
+        found = super().index()
+        kinds = {"tags": "float32"}
+        return {
+            split: replace(one, fields=tuple(replace(f, dtype=kinds.get(f.name, f.dtype)) for f in one.fields))
+            for split, one in found.items()
+        }
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        found = super().read(index, samples)
+        tags = found["tags"].astype(np.float32)
+        tags[samples == 17, 1] = self.number
+        return {**found, "tags": tags}
+
+
+def test_the_plan_names_a_target_of_several_labels_that_is_no_answer() -> None:
+    """The loss of such a target falls without end: its run trained with a negative loss, and nothing said so."""
+    e = TASKS["tags"][0]
+    for number in (-1.0, 255.0):
+        message = rf"sample 17 of train have the number {number:g}, and targets of MultiLabel are from 0 to 1, in task"
+        with pytest.raises(UserError, match=message):
+            plan(replace(e, data=Unsure(wanted="tags", number=number)))
+    plan(replace(e, data=Unsure(wanted="tags", number=0.3)))
+
+
 def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
     @dataclass(frozen=True)
     class Own(Task):
