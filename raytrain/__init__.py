@@ -132,7 +132,7 @@ from raytrain.tasks.segmentation import Segmentation
 from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 from raytrain.tasks.torch_metric import TorchMetric
-from raytrain.user_code import sources as _sources
+from raytrain.user_code import scripts as _scripts
 
 __version__ = _VERSION
 
@@ -308,7 +308,7 @@ def train(
     _refuse_while_loading()
     command, _ = _commands()
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
-    run = command.trained(experiment, options, _source(experiment), started, loggers)
+    run = command.trained(experiment, options, _scripts.file_of(experiment), started, loggers)
     assert run is not None
     return run
 
@@ -381,7 +381,9 @@ def sweep(
     path, wanted = command.begun(value)
     for field, change in changes.items():
         wanted = _config.replace(wanted, field, change)
-    done = command.swept(wanted, options, None if path else _source(wanted.experiment), started, loggers, path)
+    _scripts.check_in_files(wanted)
+    source = None if path else _scripts.file_of(wanted.experiment)
+    done = command.swept(wanted, options, source, started, loggers, path)
     assert done is not None
     return done
 
@@ -391,10 +393,3 @@ def _commands():
     from raytrain.cli import sweep, train
 
     return train, sweep
-
-
-def _source(experiment: Experiment) -> Path | None:
-    """Return the user's file that the experiment comes from, found by its classes."""
-    found = _sources.use(experiment)
-    first = (found.experiment or next(iter(found.modules.values()))) if found else None
-    return Path(first.origin) if first else None

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from raytrain import errors
@@ -271,6 +272,9 @@ def _find(name: str) -> Any:
 def _not_found(name: Any, where: object) -> errors.UserError:
     what = f"{'class' if '(' not in str(name) else 'what is wrapped by'} {str(name)!r} cannot be found"
     how = "keep the experiment file's copy beside experiment.json, and its class names as they were"
+    copy = where.with_name(sources.COPY) if isinstance(where, Path) else None
+    if copy and str(name).startswith("experiment:") and not copy.exists():
+        how = f"write its definition, and the imports that it needs, into {copy}: the class of a notebook has no file"
     return errors.UserError(what, where, how)
 
 

@@ -243,7 +243,7 @@ def use(value: Any) -> Sources | None:
     Args:
         value: an experiment, a sweep or a part of one.
     """
-    kinds = [kind for kind in _classes(value) if kind.__module__.partition(".")[0] not in ("raytrain", *LIBRARIES)]
+    kinds = [kind for kind in classes(value) if kind.__module__.partition(".")[0] not in ("raytrain", *LIBRARIES)]
     for sources in [*_ALL] if kinds else ():
         held = [sources.holds(kind) for kind in kinds]
         if all(held) or (any(held) and not sources.foreign):  # a script may have imported more in the meantime
@@ -362,12 +362,12 @@ def _is_of(kind: type, modules: dict[str, ModuleType]) -> bool:
     return found is kind
 
 
-def _classes(value: Any) -> Iterator[Any]:
+def classes(value: Any) -> Iterator[Any]:
     """Yield the dataclasses in a value, and what wrappers wrap: classes and functions."""
     if isinstance(value, tuple | list):
         for item in value:
-            yield from _classes(item)
+            yield from classes(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield vars(type(value)).get("__target__", type(value))  # what a wrapper wraps (wrappers.py)
         for field in dataclasses.fields(value):
-            yield from _classes(getattr(value, field.name))
+            yield from classes(getattr(value, field.name))
