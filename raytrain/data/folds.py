@@ -65,14 +65,22 @@ class Folds:
         """
         if not self.count:
             return indices
-        train = indices["train"]
-        folds = self.of_samples(train)
-        parts = {
-            "train": train.take(np.flatnonzero(folds != self.fold)),
-            # It keeps the name of its split, by which a source may find its files.
-            "val": replace(train.take(np.flatnonzero(folds == self.fold)), ignored=()),
-        }
-        return indices | parts
+        train, places = indices["train"], self.places(indices["train"])
+        # It keeps the name of its split, by which a source may find its files.
+        return indices | {"train": train.take(places["train"]), "val": replace(train.take(places["val"]), ignored=())}
+
+    def places(self, index: Index) -> dict[str, np.ndarray]:
+        """Return where the samples of this fold's train and val are among those of the source, int64 [n] each.
+
+        Raises:
+            UserError: as of `of_samples`, or none of the samples that may validate is in this fold.
+        """
+        held = self.of_samples(index) == self.fold
+        val = held if index.validates is None else held & index.validates
+        if not val.any():
+            what = f"fold {self.fold} of {self.count} has no sample of the source that validates"
+            raise errors.UserError(what, "in data.folds", "use fewer folds, or let all sources validate")
+        return {"train": np.flatnonzero(~held), "val": np.flatnonzero(val)}
 
     def of_samples(self, index: Index) -> np.ndarray:
         """Return the fold in which each sample validates, int64 [n].
@@ -87,6 +95,8 @@ class Folds:
             how = f"use at most {units} folds" if units >= 2 else "use more data, or no folds"
             raise errors.UserError(what, "in data.folds", how)
         labels = self._labels(index)
+        if index.validates is not None:  # those that validate are spread evenly by themselves
+            labels = 2 * labels + index.validates
         if groups is not None:
             return self._of_groups(labels, groups)[groups]
         found = np.empty(len(index), np.int64)

@@ -28,9 +28,11 @@ class MixedIndex(Index):
 
     Attributes:
         parts: the index of each source.
+        validate: the number of the source whose samples alone validate in folds; None for all.
     """
 
     parts: tuple[Index, ...] = ()
+    validate: int | None = None
 
     def name(self, sample: int) -> str:
         """Return the name of a sample for messages."""
@@ -49,6 +51,11 @@ class MixedIndex(Index):
     def in_files(self) -> bool:
         """Whether each sample is a file."""
         return all(part.in_files for part in self.parts)
+
+    @property
+    def validates(self) -> np.ndarray | None:
+        """Which samples may validate in a fold, bool [n]; None for all."""
+        return None if self.validate is None else self.columns["source"] == self.validate
 
     def fingerprint(self) -> str:
         """Return a hash of the samples and of all sources."""
@@ -70,7 +77,8 @@ class Mixed(Data):
     shares: tuple[float, ...] = ()
     """The share of each source, in any unit, as (0.7, 0.3); empty for no shares."""
     validate: int | None = None
-    """The number of the source, from 0, whose val split validates; None joins those of all sources."""
+    """The number of the source, from 0, whose val split validates; None joins those of all sources. With folds, its
+    training samples alone validate; those of other sources are left out in one fold each, too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,6 +207,7 @@ class Mixed(Data):
             shares=self.shares,
             notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
             parts=tuple(parts),
+            validate=self.validate,
         )
 
 

@@ -73,10 +73,8 @@ class Index:
         ignored: files that are not samples.
         fields: the arrays that `Data.read` returns for each sample.
         count: the number of samples.
-        columns: further values of each sample that are known without reading it, [n] each, by name: weights for
-            `Weighted`, groups for `Folds`.
-        shares: the shares that the parts of the samples have of an epoch, for the values 0, 1, ... of the column
-            `source`; set by `Mixed`.
+        columns: values of samples that are known without reading them, [n] each, by name: weights, groups.
+        shares: the shares of an epoch of the parts 0, 1, ... that the column `source` names; set by `Mixed`.
         notes: lines that the plan shows; those of train.
     """
 
@@ -116,6 +114,11 @@ class Index:
     def in_files(self) -> bool:
         """Whether each sample is a file."""
         return self.paths is not None
+
+    @property
+    def validates(self) -> np.ndarray | None:
+        """Which samples may validate in a fold, bool [n]; None for all."""
+        return None
 
     @property
     def sample_bytes(self) -> int:
@@ -176,8 +179,7 @@ class Index:
         return replace(self, shape=None if self.shape is None else shape, fields=(replace(first, shape=shape), *others))
 
     def fingerprint(self) -> str:
-        """Return a hash of the samples: names or rows, sizes, labels, classes and columns. Times are left out, so that
-        a copy of the files has the same hash."""
+        """Return a hash of names or rows, sizes, labels, classes and columns; not of times, which copies lose."""
         stored = self.fields if self.shape is None else self.shape
         digest = hashlib.sha256(repr((self.classes, stored, len(self))).encode())
         for array in (self.labels, self.rows, self.sizes):

@@ -69,9 +69,7 @@ def read(variants: Mapping[str, Plan], waits: Callable[[float], None] = ignore) 
     good = np.setdiff1d(np.arange(len(indices["train"])), [one.row for one in bad])
     parts: Parts = {}
     for key, variant in variants.items():
-        folds = variant.experiment.data.folds
-        of = folds.of_samples(indices["train"])
-        places = {"train": np.flatnonzero(of != folds.fold), "val": np.flatnonzero(of == folds.fold)}
+        places = variant.experiment.data.folds.places(indices["train"])
         parts[key] = {name: _part(split[key][name], place, good, bad) for name, place in places.items()}
     return Shared(arrays, parts, bad)
 

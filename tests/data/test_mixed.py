@@ -91,6 +91,33 @@ def test_folds_split_a_mixture() -> None:
     assert (indices["train"].columns["source"][found] == 0).sum() == 40
 
 
+@pytest.mark.parametrize("group", [None, "pair"])
+def test_folds_validate_on_the_source_that_validates(group: str | None) -> None:
+    """Also where a class or a group has samples of both sources."""
+
+    @dataclass(frozen=True)
+    class Paired(Mixed):
+        def index(self) -> dict[str, Index]:
+            found = super().index()
+            pairs = {split: {"pair": one.rows // 2, **one.columns} for split, one in found.items()}
+            return {split: replace(one, columns=pairs[split]) for split, one in found.items()}
+
+    mixed = Paired(sources=(Plain(0, 20), Plain(100, 90)), validate=0, shares=(0.5, 0.5))
+    seen = []
+    for fold in range(5):
+        indices = checked_indices(replace(mixed, folds=Folds(5, fold=fold, group=group)))
+        train, val = indices["train"], indices["val"]
+        assert set(val.columns["source"]) == {0} and len(val) == 4 and np.bincount(val.labels).tolist() == [2, 2]
+        assert np.bincount(train.columns["source"])[0] == 16
+        if group:
+            assert not set(train.columns["pair"]) & set(val.columns["pair"])
+        seen += val.rows.tolist()
+    assert sorted(seen) == list(range(20))
+    with pytest.raises(UserError, match=r"fold \d+ of 30 has no sample of the source that validates, in data.folds"):
+        for fold in range(30):
+            checked_indices(replace(mixed, folds=Folds(30, fold=fold, stratify=False, group=group)))
+
+
 def test_bad_samples_are_named_by_their_source() -> None:
     with pytest.raises(UserError, match=r"cannot read sample: broken, 100/0\.png"):
         survey(Mixed(sources=(Plain(0, 1), Plain(100, 2, bad=0))))
