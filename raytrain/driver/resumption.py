@@ -16,7 +16,7 @@ from raytrain.driver import model_check
 from raytrain.driver.correction import Correction, listed, may_change
 from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
-from raytrain.files import reason
+from raytrain.files import known_json, reason
 from raytrain.run import copies
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 from raytrain.run.run import Run, no_way_back
@@ -212,6 +212,8 @@ def _check_checkpoints(run: Run) -> dict[str, Any]:
 
     names = [] if run.url else layout.committed(run.checkpoints)
     reasons = []
+    if not names and not run.url and (lost := known_json(run.path / "last.json").get("checkpoint")):
+        reasons.append(f"{lost} is missing")  # to begin anew would replace the rows of metrics.jsonl
     for name in reversed(names):
         try:
             check_rows(run.path / "metrics.jsonl", state := layout.load_state(run.checkpoints / name))

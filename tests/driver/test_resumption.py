@@ -144,10 +144,23 @@ def test_a_run_without_a_checkpoint_takes_another_model(project: Path, tmp_path:
     found = make_run(tmp_path / "new", value, steps=1)
     copies.keep(value, file, found.path)
     (found.path / "summary.json").unlink()
+    (found.path / "last.json").unlink()
     for manifest in found.path.glob("checkpoints/*/manifest.json"):
         manifest.unlink()
     write(project, {"parts.py": FIXED.replace("self.first", "self.one")})
     assert "after step 0" in succeeds(capsys, *going_on(found.path))
+
+
+def test_a_run_that_lost_its_checkpoints_does_not_begin_anew(project: Path, tmp_path: Path, capsys: Capture) -> None:
+    value, file = experiment_file.load(project / "exp.py")
+    found = make_run(tmp_path / "new", value, steps=1)
+    copies.keep(value, file, found.path)
+    for manifest in found.path.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()
+    before = content(found.path)
+    said = fails(capsys, "resume", found.path, "--epochs", 9)
+    assert f"no checkpoint to go on from: step_00000000 is missing, {found.path}; put metrics.jsonl and check" in said
+    assert content(found.path) == before
 
 
 def test_a_file_that_is_as_the_runs_own_replaces_nothing(run: Path, capsys: Capture) -> None:
