@@ -190,7 +190,7 @@ def trainer(e: Experiment, index: Index, reader: Any) -> Iterator[tuple[Trainer,
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "logs").mkdir()
         image, classes = e.data.sample(index), len(index.classes)
-        layout = model_check.memory_format(e, image, classes, model_check.check_model(e, image, classes))
+        layout = model_check.memory_format(e, image, classes, model_check.check_model(e, image, classes)[0])
         e = replace(e, memory_format=layout, graph=e.graph if CUDA else "off")
         save(e, Path(folder) / "experiment.json")
         few = index.take(np.arange(min(64, len(index))))

@@ -70,7 +70,7 @@ def experiment(workload: Workload) -> Experiment:
         else:
             value = config.replace(value, path, override)
     sample, classes = (1, 28, 28), 10
-    layout = model_check.memory_format(value, sample, classes, model_check.check_model(value, sample, classes))
+    layout = model_check.memory_format(value, sample, classes, model_check.check_model(value, sample, classes)[0])
     return config.replace(value, "memory_format", layout)
 
 
