@@ -215,10 +215,10 @@ def make(
     experiment = model_input.normalised(experiment, train.input).bound(train)
     experiment.task.check_data(train)
     experiment = replace(experiment, task=experiment.task.absolute())
-    teacher_check.check_all(experiment, train, new=not resumed)
     sample, dtype = experiment.data.sample(train), train.input.seen_as
     left = readable(train, bad.get("train", ()))
     epochs = _check_epoch(experiment, left)
+    teacher_check.check_all(experiment, train, epochs, new=not resumed)
     module, output = check_model(experiment, sample, len(train.classes), dtype)
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module, epochs)]
     begin += recomputing.check(experiment.activation_checkpointing, module)

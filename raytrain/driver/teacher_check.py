@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
+
 from raytrain import errors
 from raytrain.data import Data, Field, Index
 from raytrain.experiment import Experiment
-from raytrain.run.exported import classes_of, normalisation_of
+from raytrain.run.exported import classes_of, normalisation_of, open_model, sample_of
 from raytrain.tasks.distillation import Distillation
 from raytrain.tasks.task import Task
+from raytrain.training import memory
+from raytrain.user_code import places
 
 
-def check_all(e: Experiment, index: Index, new: bool) -> None:
-    """Check the classes of the task's teacher, where it has one, and of a new run its images.
+def check_all(e: Experiment, index: Index, epochs: float, new: bool) -> None:
+    """Check the classes of the task's teacher, where it has one, the sizes that it takes, and of a new run its images.
 
     Args:
         index: the training samples.
+        epochs: of the whole run.
 
     Raises:
         UserError: they are not the student's.
@@ -22,6 +29,7 @@ def check_all(e: Experiment, index: Index, new: bool) -> None:
     check(e.task, index.classes)
     if new:
         check_normalisation(e.task, e.data, index.input)
+    check_sizes(e, e.data.sample(index), index.input.seen_as, epochs)
 
 
 def check(task: Task, classes: tuple[str, ...]) -> None:
@@ -75,6 +83,40 @@ def check_normalisation(task: Task, data: Data, image: Field) -> None:
         how = f"--data.mean {_listed(known[0])} --data.std {_listed(known[1])}"
         how = f"let both have the same, as by {how}: the teacher sees the student's batches"
         raise errors.UserError(what, f"in task.teacher {task.teacher}", how)
+
+
+def check_sizes(e: Experiment, sample: tuple[int, ...], dtype: str, epochs: float) -> None:
+    """Check that the task's teacher, where it has one, takes samples of other sizes than it was trained on: the
+    student's, and those of progressive resizing. It gets the student's batches.
+
+    Args:
+        sample: the shape of a sample as the student sees it in validation.
+        dtype: of its input.
+        epochs: of the whole run.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not isinstance(e.task, Distillation):
+        return
+    known, grows = sample_of(e.task.teacher), e.data.augment.progressive
+    sides = grows.sides(math.ceil(epochs), sample[-1]) if grows.on else {}
+    sizes = [size for size in (sample, *((*sample[:-2], side, side) for side in sides)) if size != known]
+    if not sizes:
+        return
+    model = open_model(e.task.teacher)
+    for size in dict.fromkeys(sizes):
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                model(torch.zeros(2, *size, dtype=getattr(torch, dtype)))
+        except Exception as error:
+            if memory.lacks(error):
+                return
+            was = f", and was trained on {list(known)}" if known else ""
+            what = f"the teacher cannot take the student's samples of {list(size)}{was}: {places.reason(error)}"
+            how = "leave out --data.augment.progressive" if size != sample else "set --data.crop to its size"
+            how = f"take a teacher of any size, or {how}: the teacher sees the student's batches"
+            raise errors.UserError(what, f"in task.teacher {e.task.teacher}", how) from None
 
 
 def _each(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -49,6 +49,17 @@ def classes_of(path: str) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
+def sample_of(path: str) -> tuple[int, ...] | None:
+    """Return the shape of a sample as a model for `open_model` saw it in training; None for a file, which notes that of
+    the stored sample.
+
+    Raises:
+        UserError: there is no such run, or it has no checkpoint.
+    """
+    where = os.path.expanduser(path)
+    return None if os.path.isfile(where) else tuple(layout.load_state(Run(where).checkpoint())["sample"])
+
+
 def normalisation_of(path: str) -> Normalisation | None:
     """Return mean and standard deviation of the images that a model for `open_model` was trained on; None where its
     input is no image, and for a file that does not note them.

@@ -24,6 +24,7 @@ from raytrain import (
     F1,
     MLP,
     SGD,
+    Augment,
     Batch,
     Checkpoint,
     Classification,
@@ -33,6 +34,7 @@ from raytrain import (
     Experiment,
     Field,
     Index,
+    Model,
     MultiLabel,
     Regression,
     Run,
@@ -43,6 +45,7 @@ from raytrain import (
     order,
 )
 from raytrain.data.checks import checked_read
+from raytrain.data.progressive import Progressive
 from raytrain.driver import plan_lines, teacher_check
 from raytrain.driver.baseline import baseline
 from raytrain.driver.plan import make
@@ -376,6 +379,33 @@ def test_a_teacher_of_images_with_another_mean_is_refused_in_the_plan(tmp_path: 
     field = Field("image", (3, 8, 8), "uint8", kind="image")
     assert normalisation_of(path) == ((0.305,), (0.376,))
     teacher_check.check_normalisation(e.task, Digits(mean=(0.305,) * 3, std=(0.376,) * 3), field)
+
+
+@dataclass(frozen=True)
+class Pools(Model):
+    """A model for images of any size."""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_teacher_of_images_of_another_size_is_refused_in_the_plan(tmp_path: Path, exported: bool) -> None:
+    """It gets the student's batches. The message named the student's model, and growing images failed in a worker."""
+
+    path = teacher_path(tmp_path, exported)
+    e = Experiment(Pools(), Digits(), Distillation(teacher=path), batch_size=64)
+    plan(e)
+    was = "" if exported else r", and was trained on \[1, 8, 8\]"
+    small = rf"teacher cannot take the student's samples of \[1, 6, 6\]{was}: .*, in task.teacher .*--data.crop to its"
+    with pytest.raises(UserError, match=small):
+        plan(replace(e, data=Digits(crop=6)))
+    grows = Augment(progressive=Progressive(start=4, multiple=2))
+    with pytest.raises(UserError, match=r"samples of \[1, 4, 4\].*leave out --data.augment.progressive: the teacher"):
+        plan(replace(e, data=Digits(augment=grows)))
+    pools = Experiment(Pools(), Digits(), batch_size=64, epochs=1)
+    assert train_rank(0, 1, pools, new_run(tmp_path / "pools", pools)) == "completed"
+    plan(replace(e, data=Digits(augment=grows), task=Distillation(teacher=str(tmp_path / "pools"))))
 
 
 def test_a_teacher_from_a_file_without_names_is_compared_by_its_outputs(tmp_path: Path) -> None:
