@@ -14,6 +14,7 @@ from raytrain.data.batch import Batch
 from raytrain.data.blocks import arrays_and_bad, read_part, rows_of
 from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
+from raytrain.tasks.metric import ClassMetric
 from raytrain.tasks.metrics import Sums
 from raytrain.tasks.multilabel import MultiLabel, check_targets
 from raytrain.tasks.segmentation import Segmentation, check_numbers
@@ -100,15 +101,33 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index], output: 
             one = Batch({name: array[part] for name, array in val.arrays.items()}, val.ids[part])
             sums.add(task.compare(outputs[part].contiguous(), one))
         found = task.results(sums.reduce(torch.device("cpu")))
+    unknown = _without_value(task, found)
     found = {f"val_{name}": value for name, value in found.items() if math.isfinite(value)}
     first = [task.monitor, *(name for name in found if name != task.monitor)][:_MOST_SHOWN]
     scores = ", ".join(f"{name} {_rounded(found[name]):.4g}" for name in first if name in found)
     few = len(val) < len(indices["val"]) or len(train) < len(indices["train"])
     of = f" (of {len(train):,} and {len(val):,} samples)" if few else ""
-    note = task.constant_note(wanted)
+    note = unknown or task.constant_note(wanted)
     if len(names) == 1 and task.kind == "label":
         note = f"the data has one class, {names[0]!r}: there is nothing to tell apart, and every answer is right"
     return Baseline(found, f"{scores}, by {task.constant_words(answer, names)}{of}", note)
+
+
+def _without_value(task: Supervised, found: dict[str, float]) -> str:
+    """Return a note where the monitored metric is of a class that validation cannot measure; else nothing.
+
+    Args:
+        found: the metrics of a constant answer.
+    """
+    name = task.monitor.removeprefix("val_")
+    if math.isfinite(found.get(name, 0.0)):
+        return ""
+    if not any(isinstance(metric, ClassMetric) and name in metric.declared() for metric in task.metrics):
+        return ""  # others may have no value for a constant answer alone, such as a correlation
+    return (
+        f"val has no samples by which {task.monitor} could be measured, as without any of its class: while it is not a "
+        "number, the first checkpoint stays the best; let task.monitor name another value"
+    )
 
 
 def _unfit(task: Supervised, wanted: torch.Tensor, index: Index, ids: np.ndarray) -> str:

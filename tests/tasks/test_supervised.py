@@ -34,6 +34,7 @@ from raytrain import (
     Experiment,
     Field,
     Index,
+    Metric,
     Model,
     MultiLabel,
     Regression,
@@ -520,6 +521,19 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     shares = arrays["train"].mean(0)
     loss = -(arrays["val"] * np.log(shares) + (1 - arrays["val"]) * np.log(1 - shares)).mean()
     assert baseline(e, index).line.startswith(f"val_loss {loss:.4g},")
+
+
+@pytest.mark.parametrize(("metric", "name"), [(F1(of="d"), "val_f1_d"), (AUROC(of=3), "val_auroc_3")])
+def test_the_plan_names_a_monitored_class_without_samples(metric: Metric, name: str) -> None:
+    """The value is never a number: the run kept the weights of its first validation as the best."""
+    e = replace(TASKS["labels"][0], task=Classification(metrics=(metric,), monitor=name))
+    index = e.data.index()
+    assert not baseline(e.bound(index["train"]), index).note
+    lacks = index | {"val": index["val"].take(np.flatnonzero(index["val"].labels != 3))}
+    found = baseline(e.bound(index["train"]), lacks)
+    assert f"val has no samples by which {name} could be measured" in found.note and "val_accuracy" in found.scores
+    other = replace(e, task=Classification(metrics=(metric,)))
+    assert not baseline(other.bound(index["train"]), lacks).note
 
 
 @dataclass(frozen=True)
