@@ -101,7 +101,7 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index], output: 
             one = Batch({name: array[part] for name, array in val.arrays.items()}, val.ids[part])
             sums.add(task.compare(outputs[part].contiguous(), one))
         found = task.results(sums.reduce(torch.device("cpu")))
-    unknown = _without_value(task, found)
+    unknown = _without_value(task, found) if len(val) == len(indices["val"]) else ""
     found = {f"val_{name}": value for name, value in found.items() if math.isfinite(value)}
     first = [task.monitor, *(name for name in found if name != task.monitor)][:_MOST_SHOWN]
     scores = ", ".join(f"{name} {_rounded(found[name]):.4g}" for name in first if name in found)
