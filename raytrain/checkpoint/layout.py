@@ -58,7 +58,7 @@ def verify(path: Path) -> None:
         raise broken(path, "its manifest is damaged (it names other files)")
     if type(step) is not int or step != step_of(path.name):
         raise broken(path, "its manifest is damaged (it is that of another step)")
-    for name, (size, sha256) in expected.items():
+    for name, (size, wanted) in expected.items():
         try:
             status = os.lstat(path / name)
         except FileNotFoundError:
@@ -67,7 +67,7 @@ def verify(path: Path) -> None:
             raise broken(path, f"{name} is missing")
         if status.st_size != size:
             raise broken(path, f"{name} has {status.st_size} bytes instead of {size}")
-        if _sha256(path / name) != sha256:
+        if sha256(path / name) != wanted:
             raise broken(path, f"{name} has another sha256")
 
 
@@ -159,7 +159,13 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
-def _sha256(path: Path) -> str:
+def weights_sha256(path: Path) -> str:
+    """Return the sha256 of a checkpoint's weights, which its manifest has; the checkpoint verifies."""
+    return json.loads(_read(path, MANIFEST))["files"][MODEL]["sha256"]
+
+
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from raytrain.driver import teacher_check
 from raytrain.driver.plan import Plan
 from raytrain.files import write_atomically
 from raytrain.run.version import VERSION
@@ -42,6 +43,7 @@ def write_environment(path: Path, planned: Plan) -> None:
         },
         "samples": {split: len(index) for split, index in planned.indices.items()},
         "data_fingerprint": {split: index.fingerprint() for split, index in planned.indices.items()},
+        **teacher_check.noted(planned.experiment.task),
     }
     write_atomically(path / "environment.json", json.dumps(values, indent=2) + "\n")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from raytrain import config, errors
 from raytrain.checkpoint import location, remote
 from raytrain.data.blocks import Bad
-from raytrain.driver import plan, resumption
+from raytrain.driver import plan, resumption, teacher_check
 from raytrain.driver.blame import failed_here
 from raytrain.driver.correction import Correction
 from raytrain.driver.endings import Interrupted, RunFailed, advice
@@ -124,9 +124,11 @@ def resume(
         value = checked(run, value, correction)
         with Session(options.address, options.verbose) as session:
             planned = plan.make(value, session.resources, run.where, resumed=True)
-            began_with = run.environment["data_fingerprint"]
-            if {split: index.fingerprint() for split, index in planned.indices.items()} != began_with:
+            began_with = run.environment
+            prints = {split: index.fingerprint() for split, index in planned.indices.items()}
+            if prints != began_with["data_fingerprint"]:
                 raise errors.data_changed(run.where)
+            teacher_check.check_same(run.experiment.task, planned.experiment.task, began_with)
             if correction:
                 resumption.check_model(correction, planned)
             if note := correction.note() if correction else resumption.edited(run):
@@ -151,8 +153,10 @@ def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
 
 
 def with_threads(value: Experiment, planned: Plan) -> Experiment:
-    """Return the experiment to keep: what the data took from the model's weights, and the number of threads, which a
-    repetition needs for the same bits. With more workers each has fewer, so an elastic run does not keep it."""
+    """Return the experiment to keep: what the data took from the model's weights, the task's paths as they hold in any
+    folder, and the number of threads, which a repetition needs for the same bits. With more workers each has fewer, so
+    an elastic run does not keep it."""
+    value = replace(value, task=value.task.absolute())
     if value.data != planned.experiment.data:
         value = replace(value, data=planned.experiment.data)
     if value.scaling.elastic:

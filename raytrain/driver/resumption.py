@@ -20,6 +20,7 @@ from raytrain.files import known_json, reason
 from raytrain.run import copies
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 from raytrain.run.run import Run, no_way_back
+from raytrain.tasks.distillation import Distillation
 from raytrain.user_code import places, sources
 
 
@@ -127,13 +128,14 @@ def checked(run: Run, value: Experiment, correction: Correction | None) -> Exper
     run.check_code()
     if correction:
         correction.check_values(value)
-    if refused := [path for path in changed(run.experiment, value) if not may_change(path)]:
+    free = {"task.teacher"} if isinstance(value.task, Distillation) else set[str]()  # see teacher_check.check_same
+    if refused := [path for path in changed(run.experiment, value) if not may_change(path) and path not in free]:
         raise errors.UserError(
             f"a resumed run cannot change {errors.listed(refused)}",
             run.where,
             "resume takes --epochs, --steps, --max_hours, --patience, --validate_every_steps, --parallel.*, "
             "--scaling.*, --checkpoint.*, --loggers.*, --micro_batch_size, --clip_norm, --on_nonfinite and "
-            "--data.root; train a new run for the rest",
+            "--data.root" + (" and --task.teacher" if free else "") + "; train a new run for the rest",
         )
     if correction:
         correction.activate()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from raytrain import errors
 from raytrain.data import Data, Field, Index
 from raytrain.experiment import Experiment
-from raytrain.run.exported import classes_of, normalisation_of, open_model, sample_of
+from raytrain.files import expanded
+from raytrain.run.exported import classes_of, normalisation_of, open_model, sample_of, sha256_of
 from raytrain.tasks.distillation import Distillation
 from raytrain.tasks.task import Task
 from raytrain.training import memory
@@ -117,6 +120,32 @@ def check_sizes(e: Experiment, sample: tuple[int, ...], dtype: str, epochs: floa
             how = "leave out --data.augment.progressive" if size != sample else "set --data.crop to its size"
             how = f"take a teacher of any size, or {how}: the teacher sees the student's batches"
             raise errors.UserError(what, f"in task.teacher {e.task.teacher}", how) from None
+
+
+def noted(task: Task) -> dict[str, str]:
+    """Return what `environment.json` notes of the task's teacher: the sha256 of its weights, where it has one."""
+    return {"teacher_sha256": sha256_of(task.teacher)} if isinstance(task, Distillation) else {}
+
+
+def check_same(before: Task, task: Task, began_with: Mapping[str, Any]) -> None:
+    """Check that the teacher of a run that goes on is the one that it began with, perhaps in another place.
+
+    Args:
+        before: the run's task, and `task` the one to go on with.
+        began_with: `environment.json`.
+
+    Raises:
+        UserError: it has other weights, or has another path and the run, an older one, does not note its weights.
+    """
+    if not isinstance(task, Distillation) or not isinstance(before, Distillation):
+        return
+    where, known = f"in task.teacher {task.teacher}", began_with.get("teacher_sha256")
+    if known is None and expanded(task.teacher).absolute() != expanded(before.teacher).absolute():
+        how = f"put it back to {before.teacher}"
+        raise errors.UserError("an older run does not note which weights its teacher has", where, how)
+    if known is not None and known != sha256_of(task.teacher):
+        how = "give the teacher as it was with --task.teacher, or train a new run with this one"
+        raise errors.UserError("the teacher has other weights than when the run began", where, how)
 
 
 def _each(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

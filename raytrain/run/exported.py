@@ -60,6 +60,16 @@ def sample_of(path: str) -> tuple[int, ...] | None:
     return None if os.path.isfile(where) else tuple(layout.load_state(Run(where).checkpoint())["sample"])
 
 
+def sha256_of(path: str) -> str:
+    """Return the sha256 of the weights of a model for `open_model`; of a file, its own.
+
+    Raises:
+        UserError: there is no such run, or it has no checkpoint.
+    """
+    where = os.path.expanduser(path)
+    return layout.sha256(Path(where)) if os.path.isfile(where) else layout.weights_sha256(Run(where).checkpoint())
+
+
 def normalisation_of(path: str) -> Normalisation | None:
     """Return mean and standard deviation of the images that a model for `open_model` was trained on; None where its
     input is no image, and for a file that does not note them.

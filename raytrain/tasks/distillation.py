@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raytrain import errors
@@ -62,7 +61,8 @@ class Distillation(Classification):
         if not self.teacher:
             raise errors.UserError("Distillation needs a teacher", "in task.teacher", "give a run's directory")
         if "://" not in self.teacher and not expanded(self.teacher).exists():
-            raise errors.no_such_file(Path(self.teacher), "run or .pt2 file")
+            how = "name it with --task.teacher PATH"
+            raise errors.UserError("no such run or .pt2 file", f"in task.teacher {self.teacher}", how)
 
     def absolute(self) -> Distillation:
         """Return the task with the teacher's absolute path."""

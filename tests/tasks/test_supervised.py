@@ -324,7 +324,10 @@ def plan(e: Experiment, resumed: bool = False) -> Any:
         (experiment(MultiLabel(pos_weight=(1.0, 2.0)), "tags", 5), r"pos_weight must have .* 5 classes, got 2"),
         (experiment(MultiLabel(classes=("x",)), "tags", 5), r"classes must have .* 5 classes, got 1"),
         (experiment(Distillation(), "mask", 4), r"Distillation needs a teacher, in task.teacher"),
-        (experiment(Distillation(teacher="/no/run"), "mask", 4), r"no such run or .pt2 file, /no/run"),
+        (
+            experiment(Distillation(teacher="/no/run"), "mask", 4),
+            r"no such run or .pt2 file, in task.teacher /no/run; name it",
+        ),
     ],
 )
 def test_what_does_not_fit_the_task_is_refused_in_the_plan(e: Experiment, message: str) -> None:
