@@ -83,6 +83,10 @@ def _opened(root: str, work: Any) -> Any:
             raise byte_files.refused(root, error) from None
         reason, where = errors.one_line(str(error), 200), byte_files.shown(root)
         how = "write an object a line" if "to array in row 0" in reason else "mend the file"
+        if "\0" in str(error):  # as half of each character of UTF-16
+            how = "write the file again, in UTF-8"
+        elif "Expected 1 columns" in reason:
+            how = f"separate its columns with {'tabs' if _name(root).endswith('.tsv') else 'commas'}, and write 1.5 for 1,5"
         raise errors.UserError(f"the manifest cannot be read as a table: {reason}", where, how) from None
 
 

@@ -161,6 +161,12 @@ def test_errors_say_what_is_wrong(table: dict[str, list[object]], message: str, 
         ("a.json", '[{"path": "x", "label": "a"}]', "cannot be read as a table: .*; write an object a line"),
         ("a.csv", "", "cannot be read as a table"),
         ("a.csv", "path,label\n", "no rows"),
+        (
+            "a.csv",
+            "path;age\na.png;1,5\n",
+            "cannot be read as a table: .*; separate its columns with commas, and write 1.5",
+        ),
+        ("a.csv", "p\0a\0\n\0x\0,\0y\0\n\0", "cannot be read as a table: .*; write the file again, in UTF-8"),
     ],
 )
 def test_files_that_are_no_tables(name: str, text: str, message: str, tmp_path: Path):
