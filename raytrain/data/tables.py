@@ -86,7 +86,8 @@ def _opened(root: str, work: Any) -> Any:
         if "\0" in str(error):  # as half of each character of UTF-16
             how = "write the file again, in UTF-8"
         elif "Expected 1 columns" in reason:
-            how = f"separate its columns with {'tabs' if _name(root).endswith('.tsv') else 'commas'}, and write 1.5 for 1,5"
+            mark = "tabs" if _name(root).endswith(".tsv") else "commas"
+            how = f"separate its columns with {mark}, and write 1.5 for 1,5"
         raise errors.UserError(f"the manifest cannot be read as a table: {reason}", where, how) from None
 
 

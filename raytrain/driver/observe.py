@@ -112,6 +112,7 @@ class Loggers(Logger):
 
 
 _REFUSED = "a checkpoint was not stored, and training goes on: "
+_FULL = "no space is left on the disk of {}, and training goes on: metrics and checkpoints wait for some"
 
 
 class Tail:
@@ -119,7 +120,7 @@ class Tail:
 
     def __init__(self, path: Path, offset: int, observer: Logger):
         self.path, self.offset, self.observer = path, offset, observer
-        self.seen = False
+        self.seen = self.full = False
         logs = {path.parent / "logs" / "checkpoints.log": _REFUSED, path.parent / NOTES: ""}
         self._logs = {log: (_size(log), prefix) for log, prefix in logs.items()}
 
@@ -143,6 +144,10 @@ class Tail:
                     for line in file.read().splitlines():
                         self.observer.note(f"{prefix}{line}")
                     self._logs[log] = (file.tell(), prefix)
+        full = _is_full(self.path.parent)
+        if full and not self.full:  # the ranks' own note about it would have to lie on that disk
+            self.observer.note(_FULL.format(self.path.parent))
+        self.full = full
 
     @contextlib.contextmanager
     def in_background(self) -> Iterator[None]:
@@ -161,6 +166,15 @@ class Tail:
             done.set()
             thread.join()
             self.poll()
+
+
+def _is_full(folder: Path) -> bool:
+    """Return whether the disk of a folder has no space for this user; of a disk that is not there, it has."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_blocks > 0 and not (disk.f_bavail if os.geteuid() else disk.f_bfree)
 
 
 def _size(path: Path) -> int:

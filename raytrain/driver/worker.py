@@ -211,10 +211,10 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
         raise
     except BaseException as caught:
         error = of_gpu(caught)
-        if job.own_output or dist.is_initialized():
-            traceback.print_exc()
-        else:  # the command's own output says it in one line
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a full disk must not hide the error
+            if job.own_output or dist.is_initialized():
+                traceback.print_exc()
+            else:  # the command's own output says it in one line
                 append(log, traceback.format_exc())
         known = isinstance(error, errors.UserError)  # which says where by itself
         at = "" if known else places.line_of(error) or last_place(error)
@@ -234,7 +234,7 @@ def _recorded(job: Job, rank: int, there: storage.Storage | None = None) -> Iter
 
 def _write_record(job: Job, record: dict[str, Any], there: storage.Storage | None) -> None:
     name = f"logs/rank_{record['rank']}.json"
-    with contextlib.suppress(OSError):  # a full disk must not hide the error
+    with contextlib.suppress(OSError):  # as above
         write_atomically(job.run / name, json.dumps(record))
         if there:
             there.write(name, json.dumps(record).encode())

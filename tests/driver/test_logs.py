@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,24 @@ with worker._recorded(SimpleNamespace(run=run, own_output=True), 0):
     lines = (tmp_path / "logs" / "rank_0.log").read_text().splitlines()
     assert lines[0] == "the first line" and lines[-1] == "the last line"
     assert (tmp_path / "logs" / "rank_0.log").stat().st_size < 11_000
+
+
+def test_an_error_is_not_lost_where_its_traceback_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    code = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from raytrain.driver import worker
+try:
+    with worker._recorded(SimpleNamespace(run=Path(sys.argv[1]), own_output=True), 0):
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)  # as a log on a full disk
+        raise ValueError("of the model")
+except ValueError:
+    os._exit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=120, check=False).returncode == 3
+    assert json.loads((tmp_path / "logs" / "rank_0.json").read_text())["error"] == "ValueError: of the model"
 
 
 def test_logs_of_ray_have_one_limit_and_the_newest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

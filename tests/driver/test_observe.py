@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +65,14 @@ def test_refusal_by_storage_is_said_once(tmp_path: Path) -> None:
     out = io.StringIO()
     Console(RichConsole(file=out, soft_wrap=True)).note(said)
     assert out.getvalue().split() == ["note", *said.split()]
+
+
+def test_a_full_disk_is_said_each_time_that_it_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail, space = Tail(tmp_path / "metrics.jsonl", 0, seen := Seen()), [5]
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=9, f_bavail=space[0], f_bfree=space[0]))
+    for space[0] in (5, 0, 0, 3, 0):
+        tail.poll()
+    assert len(seen.found) == 2 and f"no space is left on the disk of {tmp_path}," in seen.found[0]
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoard, WandB])
