@@ -142,9 +142,9 @@ class CheckpointWriter:
             raise errors.UserError(
                 f"the last checkpoint cannot be written: {_reason(error)}",
                 self.run,
-                f"correct that and go on from {names[-1]}, the newest that is there"
+                f"correct that; a resume goes on from {names[-1]}, the newest that is there"
                 if names
-                else "correct that and train again",
+                else "correct that; a resume begins anew, since no checkpoint is there",
             ) from error
         if self.storage:
             self._finish_upload(self.storage, summary.get("status") == "interrupted")

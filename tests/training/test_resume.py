@@ -236,7 +236,7 @@ def test_failed_last_checkpoint_ends_the_run(ranks: Ranks, tmp_path: Path) -> No
     (said,) = ranks.run(1, full_disk_rank, BASE, cut, 3, 1000)
     assert said == (
         f"the last checkpoint cannot be written: No space left on device, {cut}; "
-        "correct that and go on from step_00000010, the newest that is there"
+        "correct that; a resume goes on from step_00000010, the newest that is there"
     )
     newest = layout.newest(cut / "checkpoints")
     assert newest is not None and newest.name == "step_00000010" and not (cut / "summary.json").exists()
