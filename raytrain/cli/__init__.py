@@ -54,10 +54,10 @@ def _answer(arguments: list[str]) -> int:
         return 2
     except RunFailed as error:
         what = "sweep" if (error.run / "sweep.json").is_file() else "run"
-        logs = f"the logs are in {error.run / 'logs'}"
-        print(
-            f"error: the {what} failed: {errors.one_line(str(error))}; {logs}, {_after(what, error)}", file=sys.stderr
-        )
+        rest = f"; the logs are in {error.run / 'logs'}, {_after(what, error)}"
+        if not os.path.isdir(error.run):  # the error says so
+            rest = ""
+        print(f"error: the {what} failed: {errors.one_line(str(error))}{rest}", file=sys.stderr)
         return 1
     except Interrupted as interrupted:
         return 128 + (interrupted.signal or 2)

@@ -88,6 +88,14 @@ def test_quiet_prints_errors_alone(
     assert capfd.readouterr().err.startswith("error: the run failed: the disk is full; the logs are in")
 
 
+def test_the_logs_of_a_run_that_was_removed_are_not_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], finished: Run, tmp_path: Path
+) -> None:
+    trains(monkeypatch, finished, lambda path: breaks(tmp_path / "gone"))
+    assert ends_with("train", DIGITS, "--quiet") == 1
+    assert capfd.readouterr().err == "error: the run failed: the disk is full\n"
+
+
 def test_json_of_a_sweep_is_its_answer(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
