@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -135,6 +135,11 @@ class Mixed(Data):
     def on_gpu(self) -> bool:
         """Whether workers decode the images of all sources on their GPU."""
         return self.sources[0].on_gpu
+
+    @property
+    def resampling(self) -> Literal["bilinear", "bicubic"]:
+        """How the source that validates resizes images; the first one where all do."""
+        return self.sources[self.validate or 0].resampling
 
     @property
     def direct(self) -> bool:

@@ -203,5 +203,5 @@ def described(data: Any, fields: tuple[Field, ...]) -> dict[str, Any]:
         "channels": images[0].shape[0] if encoded and images else None,
         "crop": crop,
         "normalisation": {str(count): [list(part) for part in data.normalisation(count)] for count in sorted(counts)},
-        **({"interpolation": data.resampling} if encoded and data.resampling != "bilinear" else {}),
+        **({"interpolation": data.resampling} if data.resampling != "bilinear" else {}),
     }

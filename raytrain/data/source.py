@@ -263,6 +263,11 @@ class Data:
         """Whether `read` takes `decoder`, by which workers decode on their GPU, as `Images.read` does."""
         return False
 
+    @property
+    def resampling(self) -> Literal["bilinear", "bicubic"]:
+        """How image files are resized, for sources that do; predictions of files do the same."""
+        return "bilinear"
+
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, which a source may derive."""
         return self.mean, self.std
@@ -329,11 +334,8 @@ class Data:
             what = "crop" if self.input_side is not None else "augment"
             raise errors.UserError(f"{what} is for images, and the data has none", where, f"leave {what} out")
         if self.augment.mixes and (index.labels is None or len(index.fields) > 1):
-            raise errors.UserError(
-                "mixup and cutmix mix one image and one label per sample, and the data has other arrays",
-                where,
-                "leave them out",
-            )
+            what = "mixup and cutmix mix one image and one label per sample, and the data has other arrays"
+            raise errors.UserError(what, where, "leave them out")
         masks = tuple(field.name for field in index.fields if field.kind == "mask")
         if self.augment.policy != "none" and masks:
             raise errors.UserError(
@@ -391,10 +393,6 @@ class Data:
                 f"{policy} changes images of uint8, got {field.dtype}", f"in {where}", "leave augment.policy out"
             )
         if self.input_side is not None and self.input_side > min(height, width):
-            raise errors.out_of_range(
-                "crop",
-                self.input_side,
-                f"of at most {min(height, width)}, the stored image's side, or None for all of it"
-                + (" (padding is added in training only)" if self.augment.padding else ""),
-                where,
-            )
+            allowed = f"of at most {min(height, width)}, the stored image's side, or None for all of it"
+            allowed += " (padding is added in training only)" if self.augment.padding else ""
+            raise errors.out_of_range("crop", self.input_side, allowed, where)

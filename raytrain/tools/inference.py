@@ -18,7 +18,7 @@ from torch import nn
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state
-from raytrain.data import Data, Folds, ImageFolder, Images, Index
+from raytrain.data import Data, Folds, ImageFolder, Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader
@@ -337,7 +337,7 @@ def file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
         return replace(data, root="/", on_bad_sample="error")
     mean, std = data.normalisation(stored[0])
     found = ImageFolder("/", stored[1], crop=data.input_side, channels=channels, mean=mean, std=std)
-    return replace(found, augment=data.augment, interpolation=data.resampling if isinstance(data, Images) else "auto")
+    return replace(found, augment=data.augment, interpolation=data.resampling)
 
 
 def file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
 
-from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Run
+from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Mixed, Run
 from raytrain.tools import inference
 from raytrain.tools.export import export
 
@@ -130,6 +130,20 @@ def pictures(root: Path, classes: str, count: int = 3) -> Path:
             pixels = np.random.default_rng(10 * label + number).integers(0, 255, (9, 12, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / f"{number}.png")
     return root
+
+
+@pytest.mark.parametrize(("ways", "validate"), [(("bicubic", "bicubic"), None), (("bilinear", "bicubic"), 1)])
+def test_files_are_resized_as_the_sources_of_a_mixture_resize_them(
+    tmp_path: Path, ways: tuple[Any, Any], validate: int | None
+) -> None:
+    roots = [pictures(tmp_path / name / split, "ab").parent for name in "xy" for split in ("train", "val")][::2]
+    same: dict[str, Any] = {"crop": None, "mean": (0.5,), "std": (0.5,)}
+    folders = (ImageFolder(str(root), 8, interpolation=way, **same) for root, way in zip(roots, ways, strict=True))
+    data = Mixed(tuple(folders), validate=validate, **same)
+    own = data.read(data.index()["val"], np.arange(6))["image"]
+    source = inference.file_source(data, (3, 8, 8))
+    files = [str(roots[validate or 0] / "val" / f"{label}/{number}.png") for label in "ab" for number in range(3)]
+    assert np.array_equal(source.read(inference.file_index(files, source, ("a", "b")), np.arange(6)), own)
 
 
 def folders(tmp_path: Path, **fields: Any) -> Run:
