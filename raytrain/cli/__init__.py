@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import os
@@ -18,7 +17,7 @@ from raytrain.driver.endings import Interrupted, RunFailed, advice, near
 from raytrain.driver.interrupts import asked, status_after, unwinding
 from raytrain.driver.session import leave
 from raytrain.report import failure
-from raytrain.report.output import Refused, aside, guard_standard_streams
+from raytrain.report.output import Refused, aside_where, guard_standard_streams
 from raytrain.run.version import VERSION
 
 
@@ -115,7 +114,7 @@ def _command(arguments: list[str]) -> int:
 def _call(name: str, arguments: list[str]) -> int | None:
     """Read a command's flags, then import what runs the command, and run it."""
     machine_reads = "--json" in arguments and not {"-h", "--help"} & set(arguments)
-    with aside() if machine_reads else contextlib.nullcontext():  # experiment files may print while they are loaded
+    with aside_where(machine_reads):  # experiment files may print while they are loaded
         name, given = read(name, arguments)
     if given is None:  # it has printed help
         return 0

@@ -7,13 +7,15 @@ from pathlib import Path
 from raytrain import errors
 from raytrain.data import Data
 from raytrain.report import data as report
+from raytrain.report.output import aside_where
 from raytrain.tools.describe import describe, png
 from raytrain.tools.output import write_file
 
 
 def data(source: Data, samples: int, seconds: float, sheet: Path | None, as_json: bool) -> None:
     """Describe a data source."""
-    found, pictures = describe(source, samples, seconds)
+    with aside_where(as_json):
+        found, pictures = describe(source, samples, seconds)
     if sheet is not None:
         if pictures is None:
             raise errors.UserError("a sheet shows images, and none can be shown", found.source, "leave --sheet out")

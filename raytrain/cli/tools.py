@@ -19,6 +19,7 @@ from raytrain.report import card
 from raytrain.report import lr as lr_report
 from raytrain.report import parts as parts_report
 from raytrain.report.console import show_evaluation
+from raytrain.report.output import aside_where
 from raytrain.run.run import Run
 from raytrain.tools import batch_predict, batch_size, batch_trials, columns, inference, lr_range
 from raytrain.tools import export as exporting
@@ -39,7 +40,7 @@ def batch(
     value: Experiment, search: batch_size.Search, source: Path | None, as_json: bool, following: list[str]
 ) -> None:
     """Find a micro-batch size, and print the command that trains with it."""
-    with watched(Logger() if as_json else batch_report.Spinner()) as observer:
+    with aside_where(as_json), watched(Logger() if as_json else batch_report.Spinner()) as observer:
         found = batch_trials.find(value, search, source, observer)
     if as_json:
         print(batch_report.to_json(found, value, following))
@@ -49,7 +50,8 @@ def batch(
 
 def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, as_json: bool) -> None:
     """Evaluate a checkpoint and print its metrics."""
-    result = inference.evaluate(run, root, split, which, tta)
+    with aside_where(as_json):
+        result = inference.evaluate(run, root, split, which, tta)
     if as_json:
         print(json.dumps(columns.for_json(result)))
     else:

@@ -92,3 +92,8 @@ def aside() -> Iterator[None]:
         finally:
             os.dup2(kept, 1)
             os.close(kept)
+
+
+def aside_where(json: bool) -> contextlib.AbstractContextManager[None]:
+    """Return `aside()` for a command that prints JSON, whose user's code may print too; else what changes nothing."""
+    return aside() if json else contextlib.nullcontext()

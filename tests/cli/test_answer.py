@@ -13,11 +13,13 @@ import pytest
 from helpers.commands import DIGITS, REPOSITORY, fails, finished, no_runs, without_ray
 
 from raytrain import Run, cli
+from raytrain.cli import data
 from raytrain.driver import fit
 from raytrain.driver.endings import Interrupted, RunFailed
 from raytrain.loggers import Logger, RunInfo
 from raytrain.sweep import driver
 from raytrain.sweep.sweep_run import SweepRun
+from raytrain.tools import batch_trials, inference
 
 __all__ = ["finished", "no_runs", "without_ray"]
 
@@ -123,6 +125,31 @@ def test_json_is_alone_where_the_experiment_file_prints(
     assert ends_with("train", str(file), "--json") == 0
     out, err = capfd.readouterr()
     assert json.loads(out)["run"] == str(finished.path) and "loaded" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "worker", "name"),
+    [("evaluate", inference, "evaluate"), ("batch", batch_trials, "find"), ("data", data, "describe")],
+)
+def test_json_is_alone_where_code_of_a_run_or_an_experiment_prints(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    finished: Run,
+    command: str,
+    worker: Any,
+    name: str,
+) -> None:
+    work = getattr(worker, name)
+
+    def prints(*given: Any) -> Any:
+        print("from a model", flush=True)
+        os.write(1, b"from a library\n")
+        return work(*given)
+
+    monkeypatch.setattr(worker, name, prints)
+    assert ends_with(command, str(finished.path) if command == "evaluate" else DIGITS, "--json") == 0
+    out, err = capfd.readouterr()
+    assert isinstance(json.loads(out), dict) and "from a model" in err and "from a library" in err
 
 
 @pytest.mark.parametrize(
