@@ -232,6 +232,18 @@ def test_no_root_and_a_root_that_is_no_folder_are_errors(tmp_path: Path) -> None
             ImageFolder(root=str(tmp_path / name)).index()
 
 
+def test_workers_in_other_folders_read_a_relative_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    for number in range(5):
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / "a" / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    data = ImageFolder("images", size=8).absolute()
+    index = data.index()["train"]
+    monkeypatch.chdir("/")
+    assert data.read(index, np.arange(len(index))).shape == (4, 3, 8, 8)
+    assert ImageFolder("s3://bucket/images").absolute().root == "s3://bucket/images"
+
+
 def test_names_must_be_utf_8_for_images_only(tmp_path: Path) -> None:
     tree(tmp_path, *many("."))
     stray = os.fsencode(tmp_path / "ant") + b"/\xe9.txt"
