@@ -23,6 +23,9 @@ class Stage:
     values: dict[str, Any]
     """The fields that differ, by their dotted paths: `{"optimizer.lr": 0.1}`. They are those of optimizer, schedule,
     task, data.augment, and clip_norm."""
+    counts: bool = True
+    """Whether its validations may be the best one, whose weights are kept. In trials of PBT and PB2 those do not count
+    that a trial has from another: its value is not theirs."""
 
     def __post_init__(self) -> None:
         config.check(self, until=at_least(1))
@@ -66,6 +69,11 @@ def staged(experiment: AnyExperiment, step: float) -> tuple[AnyExperiment, int |
     return found, now.until
 
 
+def uncounted(experiment: Any, step: float) -> int:
+    """Return the end of the last stage before a step whose validations do not count; 0 for none."""
+    return max((one.until for one in experiment.stages if one.until <= step and not one.counts), default=0)
+
+
 def switched(before: Any, step: int, after: AnyExperiment, paths: Iterable[str]) -> AnyExperiment:
     """Return an experiment that trains as one does up to a step, and as another from there on.
 
@@ -74,5 +82,5 @@ def switched(before: Any, step: int, after: AnyExperiment, paths: Iterable[str])
         after: the other, which differs in the fields at `paths` alone. Its stages do not count.
     """
     last = staged(before, step - 1)[0]
-    own = Stage(step, {path: config.get(last, path) for path in paths})
+    own = Stage(step, {path: config.get(last, path) for path in paths}, counts=False)
     return replace(after, stages=(*(one for one in before.stages if one.until < step), own))

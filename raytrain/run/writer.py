@@ -196,6 +196,11 @@ class CheckpointWriter:
             self.storage.push(self.run, self._expired)
         retention.prune(self.run / "checkpoints", self._expired)
 
+    def forget_best(self) -> None:
+        """Let `best.json` wait for a validation from here on."""
+        self._best = {}
+        (self.run / "best.json").unlink(missing_ok=True)
+
     def _expired(self, sizes: Mapping[str, int]) -> list[str]:
         budget = None if self.settings.max_gib is None else int(self.settings.max_gib * 2**30)
         return retention.expired(sizes, self.settings.keep, self._bests, self.every, budget)

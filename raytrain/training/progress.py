@@ -132,6 +132,14 @@ class Progress:
             self.best, self.stalled = {**row, "checkpoint": f"step_{self.step:08d}"}, 0
         return row
 
+    def forget_best(self, step: int) -> bool:
+        """Forget the best validation if it is not later than the first one from a step on; return whether it was."""
+        end = next((one for one, _ in self.history if one >= step), step)
+        old = bool(self.best) and self.best.get("step", 0) <= end
+        if old:
+            self.best, self.stalled = {}, 0
+        return old
+
     def end_epoch(self, task: Task, metrics: dict[str, float], seconds: float, epochs: float) -> dict[str, Any]:
         """Close an epoch with its validation; as `validate`.
 

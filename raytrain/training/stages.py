@@ -9,7 +9,7 @@ from typing import Any
 
 from raytrain.experiment import Experiment
 from raytrain.hooks import Hook
-from raytrain.optim.stages import staged
+from raytrain.optim.stages import staged, uncounted
 from raytrain.training.trainer import Trainer
 
 
@@ -25,7 +25,7 @@ def fit(value: Experiment, made: Callable[[Experiment, Hook], AbstractContextMan
     step = 0  # if there is a checkpoint of a later stage, it tells the right one
     while True:
         part, until = staged(value, step)
-        end = _End(until)
+        end = _End(until, uncounted(value, step))
         with made(part, end) as trainer, trainer.started():
             step = trainer.progress.validated
             value = replace(value, precision=trainer.experiment.precision)  # the first one may choose
@@ -37,10 +37,19 @@ def fit(value: Experiment, made: Callable[[Experiment, Hook], AbstractContextMan
 
 
 class _End(Hook):
-    """Ends a stage at its last validation, as a request to stop would; without steps it does nothing."""
+    """Ends a stage at its last validation, as a request to stop would; without steps it does nothing.
 
-    def __init__(self, until: int | None):
-        self.until, self.reached = until, False
+    Args:
+        uncounted: the step at whose validation, or the first one after it, the best one begins to be looked for.
+    """
+
+    def __init__(self, until: int | None, uncounted: int):
+        self.until, self.uncounted, self.reached = until, uncounted, False
+
+    def start(self, trainer: Any) -> None:
+        """Forget the best validation where it is one that does not count."""
+        if self.uncounted and trainer.progress.forget_best(self.uncounted) and trainer.writer:
+            trainer.writer.forget_best()
 
     def after_validation_saved(self, trainer: Any, row: Mapping[str, Any]) -> None:
         """End it."""

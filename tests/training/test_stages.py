@@ -13,7 +13,7 @@ from helpers.cut_runs import BASE, cut_rank, rows, weights
 from helpers.ranks import Ranks, new_run, on_workers, train_rank
 
 from raytrain import SGD, AdamW, Constant, Experiment, Hook, MultiStepLR, Run, Stage, UserError
-from raytrain.optim.stages import staged, switched
+from raytrain.optim.stages import staged, switched, uncounted
 from raytrain.run import experiment_file
 
 WHOLE = replace(BASE, optimizer=SGD(lr=0.08, momentum=0.9), validate_every_steps=10)
@@ -64,6 +64,27 @@ def test_a_stage_ends_with_the_first_validation_from_its_step_on(ranks: Ranks, t
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
 
 
+def test_the_best_checkpoint_is_of_the_stages_that_count(ranks: Ranks, tmp_path: Path) -> None:
+    worse = replace(STAGED, optimizer=SGD(lr=3.0, momentum=0.9))
+    ranks.run(1, train_rank, worse, all_ := new_run(tmp_path / "all", worse))
+    assert Run(all_).checkpoint("best").name == "step_00000030"
+    first, second = STAGED.stages
+    last = replace(worse, stages=(first, replace(second, counts=False)))
+    whole, cut = new_run(tmp_path / "whole", last), new_run(tmp_path / "cut", last)
+    ranks.run(1, train_rank, last, whole)
+    assert rows(whole) == rows(all_)
+    own = [row for row in rows(whole) if row["kind"] != "step" and row["step"] > 30]
+    best = max(own, key=lambda row: row["val_accuracy"])
+    found = json.loads((whole / "best.json").read_text())
+    assert len(own) == 2 and (found["step"], found["val_accuracy"]) == (best["step"], best["val_accuracy"])
+    assert Run(whole).checkpoint("best").name == f"step_{best['step']:08d}"
+    assert Run(whole).summary["best_step"] == best["step"]
+    for call in (32, 5, 6):
+        ranks.run(1, cut_rank, last, cut, call)
+    ranks.run(1, train_rank, last, cut)
+    assert rows(cut) == rows(whole) and json.loads((cut / "best.json").read_text())["step"] == best["step"]
+
+
 def test_the_precision_is_chosen_once_for_all_stages(ranks: Ranks, tmp_path: Path) -> None:
     e = replace(STAGED, precision="auto")
     ranks.run(1, train_rank, e, run := new_run(tmp_path / "run", e))
@@ -79,7 +100,8 @@ def test_the_stage_of_a_step_and_the_stages_of_a_switch() -> None:
     other = replace(LAST, optimizer=SGD(lr=0.5, momentum=0.9), stages=(Stage(5, {"optimizer.lr": 9.0}),))
     for step, kept in ((40, (10, 30)), (30, (10,)), (12, (10,)), (10, ()), (4, ())):
         found = switched(STAGED, step, other, ["optimizer.lr"])
-        assert [one.until for one in found.stages] == [*kept, step], step
+        assert [(one.until, one.counts) for one in found.stages] == [*((one, True) for one in kept), (step, False)]
+        assert [uncounted(found, at) for at in (step - 1, step, step + 1)] == [0, step, step]
         for at in range(60):
             wanted = STAGED if at < step else other
             lr = staged(wanted, at)[0].optimizer.lr if at < step else 0.5
