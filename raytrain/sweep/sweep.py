@@ -98,9 +98,8 @@ class Sweep:
             confidence=(lambda share: 0 < share < 1, "between 0 and 1"),
         )
         if not self.axes:
-            raise errors.UserError(
-                "a sweep without axes", "in Sweep", 'say what differs, as in axes=(Grid("optimizer.lr", (0.1, 1)),)'
-            )
+            how = 'say what differs, as in axes=(Grid("optimizer.lr", (0.1, 1)),)'
+            raise errors.UserError("a sweep without axes", "in Sweep", how)
         known = [axis.path for axis in self.axes]
         for path in known:
             if known.count(path) > 1:
@@ -110,6 +109,9 @@ class Sweep:
         objectives, _ = self.objectives, self.limits
         if not 1 <= len(objectives) <= 3 or len({objective.name for objective in objectives}) < len(objectives):
             raise errors.out_of_range("objective", self.objective, "of one, two or three different names", "Sweep")
+        if objectives[0].every_epoch and "task.monitor" in known:
+            what, how = f"each trial monitors the objective, {objectives[0].name}", "leave out the axis task.monitor"
+            raise errors.UserError(what, "in Sweep.axes", how)
         crossed = all(isinstance(axis, Grid) for axis in self.axes)
         if self.trials is None and not crossed:
             raise errors.UserError(
@@ -119,11 +121,8 @@ class Sweep:
                 "set trials=20, or --trials 20",
             )
         if self.trials is not None and crossed and self.trials > (grid := len(self.grid)):
-            raise errors.UserError(
-                f"the grid has {grid} combinations and {self.trials} trials are asked for, which would repeat some",
-                "in Sweep",
-                "leave trials out, or make an axis of another kind",
-            )
+            what = f"the grid has {grid} combinations and {self.trials} trials are asked for, which would repeat some"
+            raise errors.UserError(what, "in Sweep", "leave trials out, or make an axis of another kind")
         for axis in self.axes:
             _check_axis(self.experiment, axis, self.axes)
         decided = [axis.path for axis in self.axes if isinstance(axis, Grid)]
@@ -234,7 +233,7 @@ class Sweep:
         if repeat:
             found = replace(found, seed=seed_of(found.seed, repeat))
         first = self.objectives[0]
-        if first.every_epoch and "task.monitor" not in values:  # the weights that are kept are those of the best epoch
+        if first.every_epoch:  # the weights that are kept are those of the best epoch
             found = config.replace(found, "task.monitor", first.name)
         return found
 

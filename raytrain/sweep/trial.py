@@ -181,7 +181,7 @@ class Trial(tune.Trainable):
             recipe = (pool / "experiment.json" if pool.is_dir() else self._recipe(move.donor)).read_text()
             theirs = config.from_dict(Experiment, json.loads(recipe), pool)
             own = apply(experiment_file.load(self.run / "experiment.json")[0], move.values)
-            if self.objective.every_epoch and "task.monitor" not in move.values:
+            if self.objective.every_epoch:
                 own = config.replace(own, "task.monitor", self.objective.name)  # as in `Sweep.trial`; a task may be new
             with self.node.quiet() if self.node else contextlib.nullcontext():
                 adopt(self.run, pool if pool.is_dir() else None, switched(theirs, move.step, own, move.values))
