@@ -54,12 +54,6 @@ class ImageFolder(FileImages):
         check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
         super().__post_init__()
 
-    def absolute(self) -> ImageFolder:
-        """Return the source with an absolute path."""
-        if not self.root or "://" in self.root:
-            return self
-        return replace(self, root=os.path.abspath(os.path.expanduser(self.root)))
-
     def index(self) -> dict[str, Index]:
         """Return the files of each split, classes and files in the order of their names."""
         if not self.root:

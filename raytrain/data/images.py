@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -121,6 +121,10 @@ class Images(Data):
         )
         check(self, size=at_least(1), cache_size=above(0), mean=per_channel, std=per_channel)
         super().__post_init__()
+
+    def absolute(self) -> Self:
+        """Return the source with an absolute path."""
+        return replace(self, root=absolute(self.root))
 
     @property
     def input_side(self) -> int | None:
@@ -289,6 +293,11 @@ class Images(Data):
     def _base(self) -> str:
         """Return the folder or URL that the samples' paths are relative to."""
         return self.root if "://" in self.root else os.path.expanduser(self.root)
+
+
+def absolute(path: str) -> str:
+    """Return a path as it holds in any folder; URLs, and an empty text, as they are."""
+    return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def _is_ours(method: Any) -> bool:

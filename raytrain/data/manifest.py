@@ -14,7 +14,7 @@ import numpy as np
 from raytrain import errors, order
 from raytrain.config import check
 from raytrain.data import masks, patterns, targets
-from raytrain.data.images import SPLITS, splits_of
+from raytrain.data.images import SPLITS, absolute, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 
@@ -81,13 +81,7 @@ class Manifest(masks.MaskedImages):
 
     def absolute(self) -> Manifest:
         """Return the source with absolute paths."""
-        if not self.root:
-            return self
-
-        def absolute(path: str) -> str:
-            return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))
-
-        return replace(self, root=absolute(self.root), folder=absolute(self.folder))
+        return replace(super().absolute(), folder=absolute(self.folder))
 
     def with_images(self) -> Manifest:
         """Return the source with `bytes` set to the only column of images that Hugging Face has written, each a struct

@@ -109,12 +109,6 @@ class MaskFolder(MaskedImages):
             raise errors.UserError(what, "in data", "say how the names end: --data.mask_ending _mask")
         super().__post_init__()
 
-    def absolute(self) -> MaskFolder:
-        """Return the source with an absolute path."""
-        if not self.root or "://" in self.root:
-            return self
-        return replace(self, root=os.path.abspath(os.path.expanduser(self.root)))
-
     def index(self) -> dict[str, Index]:
         """Return the images of each split, in the order of their names."""
         if not self.root:

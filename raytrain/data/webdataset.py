@@ -51,12 +51,6 @@ class WebDataset(Images):
         """`image`, as members are compared with it."""
         return self.image.lower().lstrip(".")
 
-    def absolute(self) -> WebDataset:
-        """Return the source with an absolute path."""
-        if not self.root or "://" in self.root:
-            return self
-        return replace(self, root=os.path.abspath(os.path.expanduser(self.root)))
-
     def index(self) -> dict[str, Index]:
         """Return the samples of each split, in the order of the shards. A shard's split is told by its name."""
         if not self.root:

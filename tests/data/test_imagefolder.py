@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision import datasets
 
 from raytrain.config import from_dict, replace, to_dict
-from raytrain.data import MNIST, Data, ImageFolder, Index
+from raytrain.data import MNIST, Data, ImageFolder, Images, Index
 from raytrain.data.prepare import Prepare
 from raytrain.errors import BadSample, UserError
 
@@ -242,6 +242,7 @@ def test_workers_in_other_folders_read_a_relative_root(tmp_path: Path, monkeypat
     monkeypatch.chdir("/")
     assert data.read(index, np.arange(len(index))).shape == (4, 3, 8, 8)
     assert ImageFolder("s3://bucket/images").absolute().root == "s3://bucket/images"
+    assert Images(root="images").absolute().root == "/images", "of a user's own source too"
 
 
 def test_names_must_be_utf_8_for_images_only(tmp_path: Path) -> None:
