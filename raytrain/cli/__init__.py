@@ -53,9 +53,8 @@ def _answer(arguments: list[str]) -> int:
         return 2
     except RunFailed as error:
         what = "sweep" if (error.run / "sweep.json").is_file() else "run"
-        rest = f"; the logs are in {error.run / 'logs'}, {_after(what, error)}"
-        if not os.path.isdir(error.run):  # the error says so
-            rest = ""
+        there = os.path.isdir(error.run)  # else the error says so
+        rest = f"; the logs are in {error.run / 'logs'}, {_after(what, error)}" if there else ""
         print(f"error: the {what} failed: {errors.one_line(str(error))}{rest}", file=sys.stderr)
         return 1
     except Interrupted as interrupted:

@@ -14,7 +14,6 @@ from raytrain.config import above, check
 from raytrain.data.images import CROP, Images
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
-from raytrain.files import expanded
 
 if TYPE_CHECKING:
     from raytrain.data.crops import Crops
@@ -78,12 +77,6 @@ class Packed(Images):
     def resampling(self) -> Literal["bilinear", "bicubic"]:
         """How images are resized: as the source's where it is auto."""
         return self.source.get("interpolation", "bilinear") if self.interpolation == "auto" else self.interpolation
-
-    def absolute(self) -> Packed:
-        """Return the source with the pack's absolute path."""
-        if not self.root or "://" in self.root:
-            return self
-        return replace(self, root=str(expanded(self.root).absolute()))
 
     def index(self) -> dict[str, Index]:
         """Return the samples of each split of the source, in its order."""

@@ -16,7 +16,7 @@ from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
 from raytrain.tasks.metric import ClassMetric
 from raytrain.tasks.metrics import Sums
-from raytrain.tasks.multilabel import MultiLabel, check_targets
+from raytrain.tasks.multilabel import MultiLabel, outside_of_answers
 from raytrain.tasks.segmentation import Segmentation, check_numbers
 from raytrain.tasks.supervised import Supervised
 
@@ -82,9 +82,10 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index], output: 
             for number, mask in zip(batch.ids, targets, strict=True):
                 check_numbers(mask, output[1], f"the mask of {indices[split].name(int(number))}")
         if type(task) is MultiLabel:
-            outside = ((targets < 0) | (targets > 1)).any(1)
-            for place in outside.nonzero().flatten().tolist()[:1]:
-                check_targets(targets[place], f"the targets of {indices[split].name(int(batch.ids[place]))} of {split}")
+            outside = np.flatnonzero(((targets < 0) | (targets > 1)).any(1).numpy())
+            if len(outside):
+                name = f"{indices[split].name(int(batch.ids[outside[0]]))} of {split}"
+                raise outside_of_answers(targets[outside[0]], name)
     names = indices["train"].classes
     classes = len(task.class_names(names))  # also those that no mask has
     if not wanted.is_floating_point():

@@ -79,7 +79,7 @@ def train(
         if options.dry_run:
             observer.planned(planned.lines())
             return None
-        kept = with_threads(value, planned)
+        kept = to_keep(value, planned)
 
         def fill(folder: Path) -> None:
             copies.keep(value, source, folder)
@@ -137,7 +137,7 @@ def resume(
             observer.planned(planned.lines())
             if options.dry_run:
                 return run
-            kept = with_threads(value, planned)
+            kept = to_keep(value, planned)
             return _run(run, planned, kept, session, options, observer, command_started, report, correction)
 
 
@@ -152,7 +152,7 @@ def _advised(run: Run, correction: Correction | None) -> Iterator[None]:
         raise
 
 
-def with_threads(value: Experiment, planned: Plan) -> Experiment:
+def to_keep(value: Experiment, planned: Plan) -> Experiment:
     """Return the experiment to keep: what the data took from the model's weights, the task's paths as they hold in any
     folder, and the number of threads, which a repetition needs for the same bits. With more workers each has fewer, so
     an elastic run does not keep it."""

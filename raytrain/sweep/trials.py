@@ -16,7 +16,7 @@ from typing import Any
 
 from raytrain import config, errors
 from raytrain.driver import environment, failures, gate, plan
-from raytrain.driver.fit import with_threads
+from raytrain.driver.fit import to_keep
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
 from raytrain.run import copies, experiment_file
@@ -149,7 +149,7 @@ class Trials:
             return None
         copies.link(self.path, folder)
         environment.write_environment(folder, planned)
-        experiment_file.save(with_threads(one, planned), folder / "experiment.json")
+        experiment_file.save(to_keep(one, planned), folder / "experiment.json")
         settled = {"memory_format": planned.experiment.memory_format, **_reserved(scaling)}
         record.update(folder, number=number, values=names, status="pending", attempts=0, planned=settled, **told)
         self.begun.add(number)

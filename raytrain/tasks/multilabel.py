@@ -24,22 +24,19 @@ if TYPE_CHECKING:
     from raytrain.data.source import Index
 
 
-def check_targets(wanted: torch.Tensor, name: str) -> None:
-    """Check that the targets of a sample are the answers no and yes, or shares between them.
+def outside_of_answers(wanted: torch.Tensor, name: str) -> errors.UserError:
+    """Return the error for targets of a sample of which one is below 0 or above 1: their binary cross entropy has no
+    lowest value.
 
     Args:
         wanted: floats [classes].
-        name: what the message calls them.
-
-    Raises:
-        UserError: one of them is below 0 or above 1, for which the binary cross entropy has no lowest value.
+        name: the sample's.
     """
     least, most = float(wanted.min()), float(wanted.max())
-    if 0 <= least and most <= 1:
-        return
-    what = f"{name} have the number {least if most <= 1 else most:g}, and targets of MultiLabel are from 0 to 1"
+    number = most if most > 1 else least
+    what = f"the targets of {name} have the number {number:g}, and those of MultiLabel are from 0 to 1"
     how = "write 1 for the classes that a sample has and 0 for others; derive a task for classes that are not known"
-    raise errors.UserError(what, "in task.target", how)
+    return errors.UserError(what, "in task.target", how)
 
 
 @dataclass(frozen=True)

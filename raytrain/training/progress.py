@@ -133,7 +133,7 @@ class Progress:
         return row
 
     def forget_best(self, step: int) -> bool:
-        """Forget the best validation if it is not later than the first one from a step on; return whether it was."""
+        """Forget the best validation if it came no later than the first one from a step on. Return whether it did."""
         end = next((one for one, _ in self.history if one >= step), step)
         old = bool(self.best) and self.best.get("step", 0) <= end
         if old:

@@ -40,7 +40,7 @@ class _End(Hook):
     """Ends a stage at its last validation, as a request to stop would; without steps it does nothing.
 
     Args:
-        uncounted: the step at whose validation, or the first one after it, the best one begins to be looked for.
+        uncounted: no validation up to the first one from this step on can be the best; 0 for none.
     """
 
     def __init__(self, until: int | None, uncounted: int):

@@ -39,7 +39,7 @@ def test_a_run_keeps_the_path_of_its_teacher_as_it_holds_in_any_folder(
     monkeypatch.chdir(tmp_path)
     e = replace(BASE, task=Distillation(teacher="teacher"))
     planned = plan.make(e, lambda: Resources((Node("n0", 2.0, 0.0, 2**33),), "this machine"), "runs/x")
-    assert fit.with_threads(e, planned).task == Distillation(teacher=str(tmp_path / "teacher"))
+    assert fit.to_keep(e, planned).task == Distillation(teacher=str(tmp_path / "teacher"))
 
 
 @pytest.mark.parametrize("exported", [False, True])

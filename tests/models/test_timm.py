@@ -164,7 +164,7 @@ def test_a_run_keeps_what_its_data_took(tmp_path: Path, monkeypatch: pytest.Monk
     torch.save(timm.create_model("test_resnet").state_dict(), file)
     e = Experiment(Timm("test_resnet", weights=str(file)), ImageFolder(str(tmp_path), cache="off"), batch_size=2)
     planned = plan.make(e, resources.local_resources, "")
-    data = fit.with_threads(e, planned).data
+    data = fit.to_keep(e, planned).data
     assert isinstance(data, ImageFolder) and isinstance(planned.experiment.data, ImageFolder)
     wanted = e.model.weights_input()
     assert (data.mean, data.std, data.crop, data.size) == tuple(wanted[n] for n in ("mean", "std", "crop", "size"))

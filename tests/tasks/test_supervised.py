@@ -593,7 +593,7 @@ def test_the_plan_names_a_target_of_several_labels_that_is_no_answer() -> None:
     """The loss of such a target falls without end: its run trained with a negative loss, and nothing said so."""
     e = TASKS["tags"][0]
     for number in (-1.0, 255.0):
-        message = rf"sample 17 of train have the number {number:g}, and targets of MultiLabel are from 0 to 1, in task"
+        message = rf"sample 17 of train have the number {number:g}, and those of MultiLabel are from 0 to 1, in task"
         with pytest.raises(UserError, match=message):
             plan(replace(e, data=Unsure(wanted="tags", number=number)))
     plan(replace(e, data=Unsure(wanted="tags", number=0.3)))
