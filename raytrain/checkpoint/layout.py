@@ -165,7 +165,7 @@ def weights_sha256(path: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
+    """Return the sha256 of a file that may be large: reading it tells the watchdog that work goes on."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
