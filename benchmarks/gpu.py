@@ -42,6 +42,7 @@ from raytrain.data.decode_gpu import Decoder
 from raytrain.data.prepare import Prepare
 from raytrain.data.reader import Direct, Epoch, Resident
 from raytrain.driver import model_check
+from raytrain.driver.first_batch import blank
 from raytrain.parallel import distributed, dtensors
 from raytrain.parallel.parts import Parts
 from raytrain.parallel.strategy import RankContext
@@ -189,8 +190,8 @@ def trainer(e: Experiment, index: Index, reader: Any) -> Iterator[tuple[Trainer,
     """Make raytrain's trainer, and its batches without end."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "logs").mkdir()
-        image, classes = e.data.sample(index), len(index.classes)
-        layout = model_check.memory_format(e, image, classes, model_check.check_model(e, image, classes)[0])
+        one, classes = blank(e, index), len(index.classes)
+        layout = model_check.memory_format(e, one, classes, model_check.check_model(e, one, classes)[0])
         e = replace(e, memory_format=layout, graph=e.graph if CUDA else "off")
         save(e, Path(folder) / "experiment.json")
         few = index.take(np.arange(min(64, len(index))))

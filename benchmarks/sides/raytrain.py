@@ -11,10 +11,14 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 
+import numpy as np
+import torch
+
 from benchmarks import resident
 from benchmarks.resident import DATA, OPTIMIZER, Batches, arrays
 from benchmarks.side import MODELS, Turns, Workload, join
 from raytrain import Experiment, Scaling, config
+from raytrain.data.batch import Batch
 from raytrain.data.loader import Loaded, Loader
 from raytrain.driver import model_check
 from raytrain.experiment import with_strategy
@@ -69,8 +73,8 @@ def experiment(workload: Workload) -> Experiment:
             value = with_strategy(value, override)
         else:
             value = config.replace(value, path, override)
-    sample, classes = (1, 28, 28), 10
-    layout = model_check.memory_format(value, sample, classes, model_check.check_model(value, sample, classes)[0])
+    one, classes = Batch({"image": torch.zeros(1, 1, 28, 28)}, np.zeros(1, np.int64)), 10
+    layout = model_check.memory_format(value, one, classes, model_check.check_model(value, one, classes)[0])
     return config.replace(value, "memory_format", layout)
 
 

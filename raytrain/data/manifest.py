@@ -61,6 +61,9 @@ class Manifest(masks.MaskedImages):
     and of a single file a part of each class is held out."""
     columns: tuple[str, ...] = ()
     """Further columns, for `Weighted` and `Folds`."""
+    inputs: tuple[str, ...] = field(default=(), kw_only=True)
+    """Columns of numbers for a model that gets more than the image, by the task's `forward`. Samples then have a
+    further field `inputs`, float32 [columns]."""
     folder: str = ""
     """What relative paths are relative to; by default the folder of the table."""
     val_fraction: float = 0.2
@@ -147,9 +150,13 @@ class Manifest(masks.MaskedImages):
         return {split: found[split] for split in SPLITS if split in found}
 
     def further(self, index: Any, samples: np.ndarray) -> dict[str, np.ndarray]:  # type: ignore[override]
-        """Return the targets of some samples, if there are."""
+        """Return the targets and the further inputs of some samples, if there are."""
         name = self._target_name if self.target else "labels" if self.labels else ""
-        return {name: index.targets[index.rows[samples]]} if name else {}
+        found = {name: index.targets[index.rows[samples]]} if name else {}
+        if self.inputs:
+            columns = [index.columns[column][samples].astype(np.float32) for column in self.inputs]
+            found["inputs"] = np.stack(columns, axis=1)
+        return found
 
     @property
     def masked(self) -> bool:
@@ -218,6 +225,7 @@ class Manifest(masks.MaskedImages):
         kinds = {} if self.target or self.mask or self.labels else {self.label: "label"}
         kinds |= {self.split: "split"} if has_split else {}
         kinds |= dict.fromkeys(self.target, "number") | ({self.labels: "path"} if self.labels else {})
+        kinds |= dict.fromkeys(self.inputs, "number")
         kinds |= {name: "group" if name == self.folds.group else "value" for name in self.columns if name not in kinds}
         paths = [] if self.bytes else [self.path, *([self.mask] if self.mask else [])]
         return {**kinds, **dict.fromkeys(paths, "path")}
@@ -359,6 +367,7 @@ class Manifest(masks.MaskedImages):
             if given.null_count:
                 raise errors.UserError(f"column {name!r} has an empty cell", where, "fill it, or remove the row")
         whole = replace(whole, columns={name: tables.values(table[name]) for name in self.columns})
+        whole = targets.with_inputs(whole, table, self.inputs, where) if self.inputs else whole
         if self.bytes:
             return replace(whole, rows=np.arange(len(whole)))
         paths, sizes, times = self._files(table.pop(self.path), folders, self.suffix)

@@ -81,15 +81,17 @@ class MaskedImages(FileImages):
         return with_pillow().contents(self._base(), index.masks.take(samples).to_pylist())
 
     def beside(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
-        """Return the classes of the pixels of some samples, uint8 [k, size, size], as `mask`; without masks what is
-        `further`."""
+        """Return what is `further`, and with masks the classes of the pixels of some samples, uint8 [k, size, size], as
+        `mask`."""
+        more = self.further(index, samples)
         if not self.masked:
-            return self.further(index, samples)
+            return more
         where = [self.where(index, int(sample)) for sample in samples]
         if index.masks is not None:
             files = with_pillow().byte_files
             where = [files.shown(files.joined(self._base(), name)) for name in index.masks.take(samples).to_pylist()]
-        return {"mask": squares(self.encoded_masks(index, samples), raws, where, self.size, self.mask_values)}
+        masks = squares(self.encoded_masks(index, samples), raws, where, self.size, self.mask_values)
+        return {"mask": masks, **more}
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look at both ends of each image's file, and whether its mask is there."""
@@ -116,6 +118,10 @@ def check_columns(data: Any) -> None:
         raise errors.UserError(f"{given[0]} and {given[1]} are both what is to be predicted", "in data", how)
     if data.mask and data.mask in (data.bytes, data.path, data.split):
         raise errors.UserError(f"column {data.mask!r} has something else", "in data.mask", "name the column of masks")
+    wanted = (*data.target, data.labels, data.mask) if given else (data.label,)
+    if taken := {*data.inputs} & {*wanted, data.bytes, data.path, data.split}:
+        what = f"column {min(taken)!r} is no further input: it has something else"
+        raise errors.UserError(what, "in data.inputs", "leave it out")
 
 
 def of_rows(data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np.ndarray) -> MaskIndex:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,17 +44,39 @@ def of_numbers(table: dict[str, Any], columns: tuple[str, ...], image: Field, na
     Raises:
         UserError: they are not numbers, or one is missing.
     """
-    targets = with_pillow().tables.numbers([table[column] for column in columns])
+    targets = _numbers(table, columns, where, "use label for classes")
+    fields = (image, Field(name, targets.shape[1:], "float32"))
+    return TargetIndex(rows=np.arange(len(targets)), fields=fields, targets=targets)
+
+
+def with_inputs(index: Index, table: dict[str, Any], columns: tuple[str, ...], where: str) -> Index:
+    """Return the index of all rows with numbers that a model gets besides the image: a further field `inputs`, float32
+    [columns], whose values are columns of the index.
+
+    Raises:
+        UserError: as `of_numbers`.
+    """
+    known = {name: _numbers(table, (name,), where, "write 0 and 1") for name in columns}
+    fields = (*index.fields, Field("inputs", (len(columns),), "float32"))
+    return replace(index, shape=None, fields=fields, columns={**known, **index.columns})
+
+
+def _numbers(table: dict[str, Any], columns: tuple[str, ...], where: str, otherwise: str) -> np.ndarray:
+    """Return finite numbers, float32 [n] or [n, k].
+
+    Raises:
+        UserError: they are not numbers, or one is missing.
+    """
+    found = with_pillow().tables.numbers([table[column] for column in columns])
     named = f"column {', '.join(map(repr, columns))}"
-    if targets is None:
+    if found is None:
         what = f"{named} must hold numbers, or lists of them that are equally long{_first_text(table, columns)}"
-        raise errors.UserError(what, where, "write numbers such as 1.5, name other columns, or use label for classes")
-    bad = ~np.isfinite(targets).reshape(len(targets), -1).all(1)
+        raise errors.UserError(what, where, f"write numbers such as 1.5, name other columns, or {otherwise}")
+    bad = ~np.isfinite(found).reshape(len(found), -1).all(1)
     if bad.any():
         what = f"row {int(bad.argmax())} has no number in {named}"
         raise errors.UserError(what, where, "fill it, or remove the row")
-    fields = (image, Field(name, targets.shape[1:], "float32"))
-    return TargetIndex(rows=np.arange(len(targets)), fields=fields, targets=targets)
+    return found
 
 
 def _first_text(table: dict[str, Any], columns: tuple[str, ...]) -> str:

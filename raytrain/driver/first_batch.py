@@ -103,6 +103,20 @@ def _fewest(e: Experiment, size: int) -> int:
     return min(part % e.micro_batch or e.micro_batch for part in parts if part)
 
 
+def blank(e: Experiment, index: Index) -> Batch:
+    """Return a batch of one sample as the task sees it, of zeros as they are stored.
+
+    Raises:
+        UserError: the fields of the data do not suit its settings; see `Data.sample`.
+    """
+    e.data.sample(index)
+    tensors = {name: torch.from_numpy(array) for name, array in index.empty(1).items()}
+    tensors = Prepare(e.data, index).plain(tensors)
+    if index.labels is not None:
+        tensors["label"] = torch.zeros(1, dtype=torch.int64)
+    return Batch(tensors, np.zeros(1, np.int64))
+
+
 def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     """Return the first samples of training, without augmentation.
 

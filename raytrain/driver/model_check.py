@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from raytrain import errors, order
 from raytrain.checkpoint import checkpoints
+from raytrain.data.batch import Batch
 from raytrain.experiment import Experiment
 from raytrain.models import Model
 from raytrain.training import freezing
@@ -45,14 +46,11 @@ class Tensors(NamedTuple):
     optimizer: str
 
 
-def check_model(
-    experiment: Experiment, sample: tuple[int, ...], classes: int, dtype: str = "float32"
-) -> tuple[nn.Module, tuple[int, ...]]:
+def check_model(experiment: Experiment, blank: Batch, classes: int) -> tuple[nn.Module, tuple[int, ...]]:
     """Build the model and pass one sample through it; a large model on the meta device if its code allows that.
 
     Args:
-        sample: the shape of the model's input for one sample.
-        dtype: the input's type.
+        blank: a batch of one sample as the task sees it, with any values; see `first_batch.blank`.
 
     Returns:
         The model, in the CPU's memory or on the meta device, and the shape of its output, () if that is no tensor.
@@ -60,24 +58,25 @@ def check_model(
     Raises:
         UserError: it cannot take the sample, its head does not suit the task, or nothing in it is trained.
     """
-    where = places.place(type(experiment.model))
+    where, sample = places.place(type(experiment.model)), _shape(blank)
+    if experiment.task.gives_more and not experiment.parallel.takes_more:
+        what = f"{type(experiment.parallel).__name__} gives a model its input alone, and the task gives it more"
+        where = f"in {places.place(type(experiment.task).forward)}"
+        raise errors.UserError(what, where, "use --parallel.strategy ddp, or fsdp for large models")
     try:
         module = build_model(experiment, sample, classes, "meta")
         if count_parameters(module) <= _TRIED_FOR_REAL:
             module = build_model(experiment, sample, classes, "cpu")
-        output, changed = _first_pass(module, sample, dtype)
+        output, changed = _first_pass(experiment, module, blank)
     except errors.UserError:
         raise
     except Exception:  # it looks at values, or mixes devices, which the meta device does not allow
         module = build_checked(experiment, sample, classes)
         try:
-            output, changed = _first_pass(module, sample, dtype)
+            output, changed = _first_pass(experiment, module, blank)
         except Exception as error:
             what = f"the model cannot take a sample of this data: {places.reason(error)}"
-            axes = " (channels, height, width)" if len(sample) == 3 else ""
-            how = f"make {_code(experiment.model)} use the sample's shape{axes}, which is {sample} here"
-            if dtype != "float32":
-                how = f"convert the input, of {dtype}, in the module's forward(), or {how}"
+            how = _remedy(experiment, blank, str(error))
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     _check_state(module, changed, f"in {where}")
     if isinstance(output, dict | tuple | list) and type(experiment.task).loss.__module__.startswith("raytrain."):
@@ -94,6 +93,18 @@ def check_model(
         where = "freeze" if experiment.freeze else where
         raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
     return module, shape
+
+
+def _remedy(experiment: Experiment, blank: Batch, error: str) -> str:
+    """Return what to do about a model that cannot take a sample."""
+    sample, dtype = _shape(blank), str(blank.input.dtype).removeprefix("torch.")
+    more = [name for name in blank.arrays if name != "label"][1:]
+    if "required positional argument" in error and not experiment.task.gives_more:
+        given = f'batch["{more[0]}"]' if more else 'batch["NAME"], with a further field of the data'
+        return f"write `def forward(self, model, batch): return model(batch.input, {given})` in the task"
+    axes = " (channels, height, width)" if len(sample) == 3 else ""
+    how = f"make {_code(experiment.model)} use the sample's shape{axes}, which is {sample} here"
+    return f"convert the input, of {dtype}, in the module's forward(), or {how}" if dtype != "float32" else how
 
 
 def _several_outputs(output: dict[str, Any] | tuple[Any, ...] | list[Any], where: str) -> errors.UserError:
@@ -137,11 +148,11 @@ def _check_state(module: nn.Module, changed: list[str], where: str) -> None:
         raise errors.UserError(what, where, "let its state_dict() hold what load_state_dict() needs") from None
 
 
-def _first_pass(module: nn.Module, sample: tuple[int, ...], dtype: str) -> tuple[Any, list[str]]:
+def _first_pass(experiment: Experiment, module: nn.Module, blank: Batch) -> tuple[Any, list[str]]:
     """Return the model's output for one sample, and the names of what the pass has added to its state dict, or given
     another shape."""
     shapes = [{name: getattr(value, "shape", None) for name, value in module.state_dict().items()}]
-    output = _pass(module, sample, dtype)
+    output = _pass(experiment, module, blank)
     shapes.append({name: getattr(value, "shape", None) for name, value in module.state_dict().items()})
     return output, sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
 
@@ -152,12 +163,11 @@ def _code(model: Model) -> str:
     return "build(sample, classes)" if target is None else f"the arguments or the code of {target.__name__}"
 
 
-def check_sides(
-    experiment: Experiment, module: nn.Module, sample: tuple[int, ...], dtype: str, epochs: float
-) -> list[str]:
+def check_sides(experiment: Experiment, module: nn.Module, blank: Batch, epochs: float) -> list[str]:
     """Pass a sample of each size of progressive resizing through the model.
 
     Args:
+        blank: see `check_model`.
         epochs: of the whole run.
         module: the model as `check_model` returned it.
 
@@ -170,11 +180,15 @@ def check_sides(
     progressive = experiment.data.augment.progressive
     if not progressive.on:
         return []
-    where = "in data.augment.progressive"
-    sides = progressive.sides(math.ceil(epochs), sample[-1])
+    where, whole = "in data.augment.progressive", blank.input.shape[-2:]
+    sides = progressive.sides(math.ceil(epochs), whole[-1])
     for side in sides:
+        smaller = {
+            name: array.new_zeros((*array.shape[:-2], side, side)) if array.shape[-2:] == whole else array
+            for name, array in blank.arrays.items()
+        }
         try:
-            _pass(module, (*sample[:-2], side, side), dtype)
+            _pass(experiment, module, Batch(smaller, blank.ids))
         except Exception as error:
             what = f"the model cannot take images of {side} x {side} pixels: {places.reason(error)}"
             how = "use a model that pools over all places, or a larger --data.augment.progressive.start"
@@ -187,11 +201,12 @@ def check_sides(
 
 
 def memory_format(
-    experiment: Experiment, sample: tuple[int, ...], classes: int, module: nn.Module, dtype: str = "float32"
+    experiment: Experiment, blank: Batch, classes: int, module: nn.Module
 ) -> Literal["contiguous", "channels_last"]:
     """Decide `memory_format=auto`: channels_last for models with convolutions that can work so.
 
     Args:
+        blank: see `check_model`.
         module: the model as `check_model` returned it; it may be changed.
 
     Raises:
@@ -203,8 +218,8 @@ def memory_format(
         return "contiguous"
     try:  # on real memory: a model that calls view() after a convolution fails there and not on the meta device
         if _on_meta(module):
-            module = build_model(experiment, sample, classes, "cpu")
-        _pass(module, sample, dtype, torch.channels_last)
+            module = build_model(experiment, _shape(blank), classes, "cpu")
+        _pass(experiment, module, blank, torch.channels_last)
     except Exception as error:
         if asked == "channels_last":
             raise errors.UserError(
@@ -303,13 +318,19 @@ def _unsaid() -> Iterator[None]:
         filters[:] = [one for one in filters if one not in _UNSAID]  # build() may have called resetwarnings()
 
 
-def _pass(module: nn.Module, sample: tuple[int, ...], dtype: str, layout: Any = None) -> Any:
-    """Return the model's output for one sample of zeros."""
-    layout = layout or torch.contiguous_format
-    device = torch.device("meta" if _on_meta(module) else "cpu")
+def _shape(blank: Batch) -> tuple[int, ...]:
+    """Return the shape of a sample's input."""
+    return tuple(blank.input.shape[1:])
+
+
+def _pass(experiment: Experiment, module: nn.Module, blank: Batch, layout: Any = torch.contiguous_format) -> Any:
+    """Return the model's output for a batch."""
+    device, first = torch.device("meta" if _on_meta(module) else "cpu"), next(iter(blank.arrays))
+    arrays = {name: array.to(device) for name, array in blank.arrays.items()}
+    arrays[first] = arrays[first].contiguous(memory_format=layout)
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
         module.to(memory_format=layout)  # type: ignore[call-overload]
-        return module(torch.zeros(1, *sample, dtype=getattr(torch, dtype)).contiguous(memory_format=layout))
+        return experiment.task.forward(module, Batch(arrays, blank.ids))
 
 
 def _on_meta(module: nn.Module) -> bool:

@@ -27,7 +27,7 @@ from raytrain.driver import (
     teacher_check,
 )
 from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
-from raytrain.driver.first_batch import NotTried, readable
+from raytrain.driver.first_batch import NotTried, blank, readable
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
 from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import reading_threads, scaled
@@ -215,15 +215,14 @@ def make(
     experiment = model_input.normalised(experiment, train.input).bound(train)
     experiment.task.check_data(train)
     experiment = replace(experiment, task=experiment.task.absolute())
-    sample, dtype = experiment.data.sample(train), train.input.seen_as
-    left = readable(train, bad.get("train", ()))
+    left, one = readable(train, bad.get("train", ())), blank(experiment, train)
     epochs = _check_epoch(experiment, left)
     teacher_check.check_all(experiment, train, epochs, new=not resumed)
-    module, output = check_model(experiment, sample, len(train.classes), dtype)
+    module, output = check_model(experiment, one, len(train.classes))
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module, epochs)]
     begin += recomputing.check(experiment.activation_checkpointing, module)
     begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
-    begin += check_sides(experiment, module, sample, dtype, epochs)
+    begin += check_sides(experiment, module, one, epochs)
     notes, doubt = _try_step(experiment, left, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()
@@ -236,7 +235,7 @@ def make(
     begin += [*graph.check(experiment), *gpu_decoding.check(experiment.data, train, scaling)]
     spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     held = _held(experiment, module)
-    experiment = replace(experiment, memory_format=memory_format(experiment, sample, len(train.classes), module, dtype))
+    experiment = replace(experiment, memory_format=memory_format(experiment, one, len(train.classes), module))
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
     of_data = [*experiment.data.notes(), *train.notes, *experiment.data.size_notes(train)]
     notes = [*begin, *experiment.model.notes(), *of_data, *notes]

@@ -69,7 +69,7 @@ class SampleImages(Hook):
             batch = next(next(batches).passes(e.micro_batch, False)).batch
         strategy.module.eval()
         with trainer.averaged(), torch.no_grad(), trainer.precision.forward():
-            said = e.task.predictions(strategy.module(batch.input), trainer.classes)[: self.count]
+            said = e.task.predictions(e.task.forward(strategy.module, batch), trainer.classes)[: self.count]
         used = e.data.normalisation(batch.input.shape[1])  # a source may derive them
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in used)
         shown = [_image(one.float().cpu() * std + mean) for one in batch.input[: self.count]]

@@ -28,6 +28,8 @@ class Parallel:
     """Whether torch.compile works with it."""
     recomputes: ClassVar[bool] = True
     """Whether activation checkpointing works with it."""
+    takes_more: ClassVar[bool] = True
+    """Whether a task may give the model more than the batch's input."""
     threads: ClassVar[int | None] = None
     """Threads of a worker where the experiment leaves them open; None shares the cores among the workers."""
 

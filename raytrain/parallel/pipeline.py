@@ -38,6 +38,8 @@ class Pipeline(Parallel):
     """Stages are filled one after the other."""
     recomputes: ClassVar[bool] = False
     """torch.fx traces through blocks."""
+    takes_more: ClassVar[bool] = False
+    """One tensor goes into the first stage."""
 
     def __post_init__(self) -> None:
         check(self, stages=at_least(2), interleave=at_least(2))

@@ -13,7 +13,7 @@ import torch
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state, step_of
-from raytrain.data import Images
+from raytrain.data import Field, Images
 from raytrain.data.checks import checked_indices
 from raytrain.data.transforms import full_range
 from raytrain.files import known_json
@@ -138,17 +138,18 @@ def text(run: Run, file: Path, which: str, parity: Parity | None) -> str:
     facts = _Facts.of(run, which)
     with torch.inference_mode():
         module = run.model(which)
+    fields = parity.fields if parity else ()
     parts = [
         f"{_MARK}\n# {_safe(file.name)}",
         _what(facts, module, file),
-        f"## Input and output\n\n{_input(facts, module, file)}",
+        f"## Input and output\n\n{_input(facts, module, file, fields)}",
         *_classes(facts),
         f"## Scores\n\n{_scores(facts)}",
         f"## Training data\n\n{_data(facts)}",
         f"## Experiment\n\n{_experiment(facts)}",
         f"## Environment\n\n{_environment(run)}",
         f"## Limits\n\n{_limits(facts, file, parity)}",
-        f"## Use\n\n```python\n{_use(facts, file)}\n```",
+        f"## Use\n\n```python\n{_use(facts, file, fields)}\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -164,19 +165,23 @@ def _what(facts: _Facts, module: torch.nn.Module, file: Path) -> str:
     )
 
 
-def _input(facts: _Facts, module: torch.nn.Module, file: Path) -> str:
+def _input(facts: _Facts, module: torch.nn.Module, file: Path, fields: Sequence[Field]) -> str:
     experiment, state = facts.run.experiment, facts.state
     sample, seen = state["sample"], state.get("input_dtype", "float32")
     program, image = file.suffix in _KINDS, state.get("input_kind", "image") == "image"
-    shape, dtype = (state["stored"], facts.dtype) if program else (sample, seen)
+    shape, dtype = (fields[0].shape, fields[0].dtype) if program else (sample, seen)
     rows = [("input", f"{dtype} {_shape(shape)}" + (", of any size of batch" if program else ""))]
     if image:
         rows.append(("preprocessing", _preparation(facts, sample, program)))
+    task = experiment.task
+    rows += [(one.name, f"{one.dtype} {_shape(one.shape)}") for one in fields[1:]]
+    if task.gives_more:
+        rows.append(("forward pass", f"the model gets what {type(task).__name__}.forward gives it"))
+        return _table(("", ""), rows)
     with torch.inference_mode():
         outputs = module(torch.zeros((1, *sample), dtype=getattr(torch, seen)))
     if isinstance(outputs, torch.Tensor):
-        meaning = next((text for kind, text in _MEANINGS.items() if isinstance(experiment.task, kind)), "")
-        task = experiment.task
+        meaning = next((text for kind, text in _MEANINGS.items() if isinstance(task, kind)), "")
         if isinstance(task, Regression) and not program and (task.mean or task.std):
             meaning += f", scaled: times {_numbers(task.std or (1.0,))}, plus {_numbers(task.mean or (0.0,))}"
         form = f"{str(outputs.dtype).removeprefix('torch.')} {_shape(outputs.shape[1:])}"
@@ -274,29 +279,29 @@ def _limits(facts: _Facts, file: Path, parity: Parity | None) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _use(facts: _Facts, file: Path) -> str:
+def _use(facts: _Facts, file: Path, fields: Sequence[Field]) -> str:
     """Return six lines of Python or fewer, that read the file and call the model."""
-    state = facts.state
-    name, shape = json.dumps(file.name), ", ".join(map(str, state["stored"]))
+    state, name = facts.state, json.dumps(file.name)
+    zeros = [f"zeros(({', '.join(map(str, (1, *one.shape)))},)" for one in fields]
     if file.suffix == ".onnx":
+        feed = [f'"{one.name}": numpy.{array}, numpy.{one.dtype})' for one, array in zip(fields, zeros, strict=True)]
         return (
             f"import numpy, onnxruntime\nsession = onnxruntime.InferenceSession({name})\n"
-            f"batch = numpy.zeros((1, {shape}), numpy.{facts.dtype})\n"
-            'outputs = session.run(["outputs"], {session.get_inputs()[0].name: batch})[0]'
+            f"batch = {{{', '.join(feed)}}}\n"
+            'outputs = session.run(["outputs"], batch)[0]'
         )
     if file.suffix == ".pt2":
-        return (
-            f"import torch\nprogram = torch.export.load({name}).module()\n"
-            f"outputs = program(torch.zeros(1, {shape}, dtype=torch.{facts.dtype}))"
-        )
+        given = [f"torch.{array}, dtype=torch.{one.dtype})" for one, array in zip(fields, zeros, strict=True)]
+        return f"import torch\nprogram = torch.export.load({name}).module()\noutputs = program({', '.join(given)})"
     sample = ", ".join(map(str, state["sample"]))
     read = f"torch.load({name})" if file.suffix == ".pth" else f"safetensors.torch.load_file({name})"
     first = "import torch" if file.suffix == ".pth" else "import torch, safetensors.torch"
-    return (
-        f"{first}\nfrom raytrain import Run\nmodel = Run({json.dumps(public(facts.run.where))}).model()\n"
-        f"model.load_state_dict({read})\n"
-        f"outputs = model(torch.zeros(1, {sample}, dtype=torch.{state.get('input_dtype', 'float32')}))"
-    )
+    lines = [f"{first}\nfrom raytrain import Run\nmodel = Run({json.dumps(public(facts.run.where))}).model()"]
+    lines.append(f"model.load_state_dict({read})")
+    if not facts.run.experiment.task.gives_more:
+        seen = state.get("input_dtype", "float32")
+        lines.append(f"outputs = model(torch.zeros(1, {sample}, dtype=torch.{seen}))")
+    return "\n".join(lines)
 
 
 def _shape(shape: Iterable[int]) -> str:

@@ -56,7 +56,7 @@ class Classification(Supervised):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the cross entropy with label smoothing, to the targets of mixed images."""
-        return self.training_loss(model(batch.input), batch), len(batch)
+        return self.training_loss(self.forward(model, batch), batch), len(batch)
 
     def training_loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the sum over samples, from the model's outputs [n, classes]."""

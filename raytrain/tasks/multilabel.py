@@ -69,7 +69,7 @@ class MultiLabel(Supervised):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the binary cross entropy: for each sample the mean over classes, summed over samples."""
         wanted = self.wanted(batch)
-        outputs = self.fitted(model(batch.input), wanted)
+        outputs = self.fitted(self.forward(model, batch), wanted)
         return losses().several(outputs, wanted, self.pos_weight).sum(), len(batch)
 
     def wanted(self, batch: Batch) -> torch.Tensor:

@@ -63,7 +63,7 @@ class Regression(Supervised):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the error: for each sample the mean over its numbers, summed over samples."""
         wanted = self.wanted(batch)
-        return self.each(self.fitted(model(batch.input), wanted), wanted).sum(), len(batch)
+        return self.each(self.fitted(self.forward(model, batch), wanted), wanted).sum(), len(batch)
 
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return the targets [n, ...]."""

@@ -87,7 +87,7 @@ class Segmentation(Supervised):
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the cross entropy: for each sample the mean over its pixels that count, summed over samples."""
         wanted = self.wanted(batch)
-        outputs = self.fitted(model(batch.input), wanted)
+        outputs = self.fitted(self.forward(model, batch), wanted)
         with self._known_classes(outputs, wanted):
             return losses().pixels(outputs, wanted, self.class_weights, self.label_smoothing).sum(), len(batch)
 

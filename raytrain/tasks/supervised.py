@@ -99,7 +99,7 @@ class Supervised(Task):
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Return the sums of the loss, of the task's own results and of all metrics, after one forward pass."""
-        return self.compare(model(batch.input), batch)
+        return self.compare(self.forward(model, batch), batch)
 
     def compare(self, outputs: torch.Tensor, batch: Batch) -> dict[str, Any]:
         """Return the sums of one batch, from the model's outputs."""

@@ -53,6 +53,19 @@ class Task:
             device: of the batches.
         """
 
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """Return the model's outputs for a batch: of its input alone, `model(batch.input)`, by default.
+
+        Override it to give a model more, as `return model(batch.images, batch["age"])`. The losses and sums of the
+        package's tasks call it, and so do the plan and `predict --split`.
+        """
+        return model(batch.input)
+
+    @property
+    def gives_more(self) -> bool:
+        """Whether the task gives a model something else than the batch's input."""
+        return type(self).forward is not Task.forward
+
     def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         """Return the loss summed over the batch's samples (a scalar with gradient), and the number of samples.
 

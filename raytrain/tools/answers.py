@@ -12,6 +12,7 @@ import torch
 
 from raytrain import errors
 from raytrain.checkpoint.layout import load_state
+from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_read
 from raytrain.run.run import Run
 from raytrain.tools import columns
@@ -61,8 +62,8 @@ class Answers:
     def predict(self, images: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         """Return the answer to each of some decoded images, ready for JSON."""
         stored = {self._name: torch.from_numpy(np.stack(images)).to(self._device)}
-        prepared = self._predictor.prepare.plain(stored)[self._name]
-        return [self._answer(row) for row in self._predictor.rows(prepared)]
+        batch = Batch(self._predictor.prepare.plain(stored), np.arange(len(images)))
+        return [self._answer(row) for row in self._predictor.rows(batch)]
 
     def _answer(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of `Task.predictions` with `probabilities` by the classes' names, and a `mask` as a PNG with the

@@ -16,6 +16,7 @@ import pyarrow as pa
 import ray
 import torch
 
+from raytrain.data.batch import Batch
 from raytrain.data.blocks import Arrays
 from raytrain.experiment import Experiment
 from raytrain.tools import columns
@@ -162,6 +163,6 @@ class _Predicting:
     def _rows(self, arrays: Arrays, good: np.ndarray, keys: np.ndarray) -> list[dict[str, Any]]:
         e, predictor = self.job.experiment.value, self.predictor
         tensors = {name: torch.from_numpy(array[good]).to(predictor.prepare.device) for name, array in arrays.items()}
-        inputs = next(iter(predictor.prepare.evaluated(tensors, keys).values()))
+        batch = Batch(predictor.prepare.evaluated(tensors, keys), keys)
         names = e.task.class_names(self.job.classes)
-        return [columns.written(row, names) for row in predictor.rows(inputs)]
+        return [columns.written(row, names) for row in predictor.rows(batch)]

@@ -9,10 +9,12 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from raytrain import errors
 from raytrain.checkpoint import layout
+from raytrain.data.batch import Batch
 from raytrain.driver.interrupts import Interrupts, Leave, Stopped
 from raytrain.driver.resources import Resources
 from raytrain.driver.session import Session
@@ -160,7 +162,8 @@ def _schema(predictor: Predictor, state: dict[str, Any], names: tuple[str, ...],
         several: whether the model takes several views of each.
     """
     inputs = blank(state).to(predictor.prepare.device)
-    return columns.schema(columns.written(predictor.rows(inputs[:, None] if several else inputs)[0], names))
+    batch = Batch({"image": inputs[:, None] if several else inputs}, np.zeros(1, np.int64))
+    return columns.schema(columns.written(predictor.rows(batch)[0], names))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from raytrain import config, errors
 from raytrain.checkpoint.layout import load_state
-from raytrain.data import Index
+from raytrain.data import Field, Index
+from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_indices
 from raytrain.data.prepare import Prepare
 from raytrain.data.reader import Direct, Epoch
@@ -33,7 +34,7 @@ from raytrain.run.run import Run
 from raytrain.tasks.task import Task
 from raytrain.tools.inference import check_input
 from raytrain.tools.output import WEIGHTS, check_onnx, check_output, write_file
-from raytrain.user_code.places import line_of
+from raytrain.user_code.places import line_of, place
 
 TOLERANCE = 1e-4
 """The largest difference of an exported program's outputs to the model's, for outputs of magnitude 1 or less; for
@@ -51,11 +52,13 @@ class Parity:
         samples: number of samples of the validation split that were compared.
         difference: the greatest absolute difference of an output.
         magnitude: the greatest absolute output of the run's model that is finite.
+        fields: those of the data that the program takes, in this order.
     """
 
     samples: int
     difference: float
     magnitude: float
+    fields: tuple[Field, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -68,28 +71,50 @@ class Deployed(nn.Module):
 
     Args:
         model: takes prepared samples.
+        fields: those that the task gives the model.
         side: of the central square that the model sees; None for all of an image.
-        normalise: of images; None for input that the model takes as it is stored.
+        normalise: of images, by the field's name; other fields are taken as they are stored.
         task: gives the outputs their units.
     """
 
-    shift: torch.Tensor
-    scale: torch.Tensor
-
-    def __init__(self, model: nn.Module, side: int | None, normalise: Normalise | None, task: Task):
+    def __init__(
+        self, model: nn.Module, fields: Sequence[Field], side: int | None, normalise: dict[str, Normalise], task: Task
+    ):
         super().__init__()
-        self.task = task
-        self.model, self.side, self.image = model, side, normalise is not None
-        if normalise is not None:
-            self.register_buffer("shift", normalise.shift, persistent=False)
-            self.register_buffer("scale", normalise.scale, persistent=False)
+        self.model, self.fields, self.side, self.task = model, fields, side, task
+        self.image = fields[0].name in normalise
+        for name, of in normalise.items():
+            self.register_buffer(f"{name}_shift", of.shift, persistent=False)
+            self.register_buffer(f"{name}_scale", of.scale, persistent=False)
 
-    def forward(self, stored: torch.Tensor) -> Any:
-        """Return the model's outputs for a batch of samples as the data stores them."""
-        if self.image:
-            cut = center_crop(stored, self.side).to(torch.float32)
-            stored = (cut - self.shift) * self.scale  # the operations of Normalise, in its order
-        return self.task.in_units(self.model(stored))
+    def forward(self, *stored: torch.Tensor) -> Any:
+        """Return the model's outputs for a batch of samples as the data stores them: an array for each field."""
+        arrays = {}
+        for field, values in zip(self.fields, stored, strict=True):
+            if field.kind != "plain":
+                values = center_crop(values, self.side)
+            if field.kind == "image":
+                values = values.to(torch.float32) - getattr(self, f"{field.name}_shift")
+                values = values * getattr(self, f"{field.name}_scale")  # the operations of Normalise, in its order
+            arrays[field.name] = values
+        return self.task.in_units(self.task.forward(self.model, Batch(arrays, np.empty(0, np.int64))))
+
+
+class _Read(Batch):
+    """A batch that knows which of its arrays have been taken."""
+
+    def __init__(self, arrays: dict[str, torch.Tensor], ids: np.ndarray):
+        super().__init__(arrays, ids)
+        self.names = set[str]()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    @property
+    def input(self) -> torch.Tensor:
+        """The model's input."""
+        return self[next(iter(self.arrays))]
 
 
 def export(run: Run, file: Path, which: str = "best") -> Parity | None:
@@ -97,7 +122,8 @@ def export(run: Run, file: Path, which: str = "best") -> Parity | None:
 
     `.pth` is a state dict for `torch.load`, without any prefix, on the CPU; `.safetensors` has the same tensors. `.pt2`
     (torch.export) and `.onnx` are programs that take a batch of the first field as the data stores it, such as uint8
-    images [batch, channels, height, width], crop and normalise it, and return the model's outputs.
+    images [batch, channels, height, width], crop and normalise it, and return the model's outputs. Where the task's
+    `forward` gives the model further fields, they take these too, in the order of the data's fields.
 
     Returns:
         For a program, how its outputs compare with the model's. The file is written only if `holds`.
@@ -127,26 +153,29 @@ def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parit
         data = config.replace(data, "download", False)
     index = checked_indices(data)["val"]
     check_input(data, index, run.checkpoint(which))
-    field, prepare = index.input, Prepare(data, index)
-    deployed = Deployed(model, data.input_side, prepare.normalise.get(field.name), run.experiment.task).eval()
+    prepare, path = Prepare(data, index), run.checkpoint(which)
     stored, expected = _expected(run, index, prepare, model)
-    path = run.checkpoint(which)
-    mean, std = data.normalisation(field.shape[0]) if deployed.image else ((), ())
+    fields = [one for one in index.fields if one.name in stored]
+    deployed = Deployed(model, fields, data.input_side, prepare.normalise, run.experiment.task).eval()
+    mean, std = data.normalisation(fields[0].shape[0]) if deployed.image else ((), ())
+    inputs = [{"name": one.name, "dtype": one.dtype, "shape": ["batch", *one.shape]} for one in fields]
     metadata = {
         "classes": list(run.experiment.task.class_names(tuple(load_state(path)["classes"]))),
-        "input": {"name": field.name, "dtype": field.dtype, "shape": ["batch", *field.shape]},
+        "input": inputs[0],
+        **({"inputs": inputs} if len(inputs) > 1 else {}),
         "checkpoint": path.name,
         **({"mean": list(mean), "std": list(std)} if deployed.image else {}),
     }
-    program = _traced(run, deployed, stored[:2] if len(stored) > 1 else stored.repeat(2, *[1] * len(field.shape)))
+    arrays = tuple(stored[one.name] for one in fields)
+    two = tuple(torch.cat([one, one])[:2] for one in arrays)  # also of a single sample
     write = _onnx if file.suffix == ".onnx" else _pt2
-    content, call = write(run, program, metadata)
-    parts = stored.split(5), expected.split(5)  # parts of two sizes, mostly
-    pairs = [(call(given), wanted) for given, wanted in zip(*parts, strict=True)]
+    content, call = write(run, _traced(run, deployed, two), metadata)
+    given = zip(*(one.split(5) for one in arrays), strict=True)  # parts of two sizes, mostly
+    pairs = [(call(part), wanted) for part, wanted in zip(given, expected.split(5), strict=True)]
     worst = [_distance(found.double(), wanted.double()) for found, wanted in pairs]
     difference = math.nan if any(map(math.isnan, worst)) else max(worst)
     finite = expected[expected.isfinite()].double().abs()
-    parity = Parity(len(stored), difference, float(finite.max()) if len(finite) else 0.0)
+    parity = Parity(len(expected), difference, float(finite.max()) if len(finite) else 0.0, (*fields,))
     if parity.holds:
         write_file(file, content)
     return parity
@@ -157,21 +186,30 @@ def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).abs().masked_fill(found == wanted, 0).max())
 
 
-def _expected(run: Run, index: Index, prepare: Prepare, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return evenly chosen samples of a split as they are stored, and the model's outputs for them.
+def _expected(
+    run: Run, index: Index, prepare: Prepare, model: nn.Module
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return the fields that the task gives the model, of evenly chosen samples of a split as they are stored, and the
+    model's outputs for them.
 
     Raises:
-        UserError: no sample can be read, or the model returns something else than one tensor of floats, or NaN.
+        UserError: no sample can be read, the task needs more than the fields, or the model returns something else than
+            one tensor of floats, or NaN.
     """
+    task = run.experiment.task
     chosen = index.take(np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLES)).astype(np.int64)))
     epoch = Epoch(Shard(len(chosen), _SAMPLES, 0, 1), 0, None)
-    _, arrays = next(Direct(prepare.data, chosen).read(epoch))
+    samples, arrays = next(Direct(prepare.data, chosen).read(epoch))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    name = index.input.name
-    if not len(tensors[name]):
+    if not len(tensors[index.input.name]):
         raise errors.UserError("no sample of the validation split can be read", run.where, "repair the data")
+    batch = _Read(prepare.plain(tensors), samples)
     with torch.inference_mode():
-        found = model(prepare.plain(tensors)[name])
+        try:
+            found = task.forward(model, batch)
+        except KeyError as error:  # such as of the label, which no deployed model has
+            what = f"the forward pass needs more than the data's fields: {error.args[0]}"
+            raise errors.UserError(what, f"in {place(type(task).forward)}", "export .pth or .safetensors") from None
     if not isinstance(found, torch.Tensor) or not found.is_floating_point():
         got = ", ".join(type(one).__name__ for one in pytree.tree_leaves(found)[:4])
         what = f"the model must return one tensor of floats, got {type(found).__name__} of {got}"
@@ -179,17 +217,17 @@ def _expected(run: Run, index: Index, prepare: Prepare, model: nn.Module) -> tup
     if bad := int(found.isnan().reshape(len(found), -1).any(1).sum()):
         what = f"the model's own outputs are not a number for {bad} of {len(found)} validation samples"
         raise errors.UserError(what, run.where, "export another --checkpoint, or .pth or .safetensors")
-    return tensors[name].clone(), run.experiment.task.in_units(found.clone())
+    return {name: one.clone() for name, one in tensors.items() if name in batch.names}, task.in_units(found.clone())
 
 
-def _traced(run: Run, module: Deployed, sample: torch.Tensor) -> torch.export.ExportedProgram:
+def _traced(run: Run, module: Deployed, two: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
     with _failures(run, "torch.export cannot trace the model", ".pth or .safetensors"):
-        shapes = ({0: torch.export.Dim("batch")},)
-        return torch.export.export(module, (sample,), dynamic_shapes=shapes, preserve_module_call_signature=("model",))
+        shapes = (tuple({0: torch.export.Dim("batch")} for _ in two),)
+        return torch.export.export(module, two, dynamic_shapes=shapes, preserve_module_call_signature=("model",))
 
 
-Call = Callable[[torch.Tensor], torch.Tensor]
-"""Runs the written program on a batch."""
+Call = Callable[[tuple[torch.Tensor, ...]], torch.Tensor]
+"""Runs the written program on a batch of each field."""
 
 
 def _pt2(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, Any]) -> tuple[bytes, Call]:
@@ -199,18 +237,18 @@ def _pt2(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, An
         content.seek(0)
         loaded = torch.export.load(content).module()
 
-    def call(given: torch.Tensor) -> torch.Tensor:
+    def call(given: tuple[torch.Tensor, ...]) -> torch.Tensor:
         with torch.inference_mode():
-            return loaded(given)
+            return loaded(*given)
 
     return content.getvalue(), call
 
 
 def _onnx(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, Any]) -> tuple[bytes, Call]:
     """Return the file and what runs it. The imports are of packages that only this needs."""
-    name = metadata["input"]["name"]
+    names = [one["name"] for one in metadata.get("inputs", [metadata["input"]])]
     with _failures(run, "torch.onnx cannot translate the model", ".pt2, .pth or .safetensors"):
-        translated = torch.onnx.export(program, (), dynamo=True, input_names=[name], output_names=["outputs"])
+        translated = torch.onnx.export(program, (), dynamo=True, input_names=names, output_names=["outputs"])
     assert translated is not None
     model: Any = translated.model_proto
     for value in (*model.graph.input, *model.graph.output):
@@ -225,9 +263,10 @@ def _onnx(run: Run, program: torch.export.ExportedProgram, metadata: dict[str, A
     with _failures(run, "ONNX Runtime cannot run the program", ".pt2, .pth or .safetensors"):
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def call(given: torch.Tensor) -> torch.Tensor:
+    def call(given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        feed = {name: one.numpy() for name, one in zip(names, given, strict=True)}
         with _failures(run, "ONNX Runtime cannot run the program", ".pt2, .pth or .safetensors"):
-            return torch.from_numpy(session.run(None, {name: given.numpy()})[0])
+            return torch.from_numpy(session.run(None, feed)[0])
 
     return content, call
 

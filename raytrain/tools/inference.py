@@ -125,7 +125,7 @@ class _Watched(Task):
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Return the task's sums, after one forward pass."""
-        outputs = model(batch.input)
+        outputs = vars(self)["task"].forward(model, batch)
         vars(self)["watch"](outputs, batch)
         return vars(self)["task"].compare(outputs, batch)
 
@@ -186,13 +186,18 @@ def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str |
         images: whether image files are to be predicted.
 
     Raises:
-        UserError: the task says of no sample what it predicts, or the model takes no images.
+        UserError: the task says of no sample what it predicts, or the model takes no images, or more than they are.
     """
     task = run.experiment.task
     if features is None and type(task).predictions is Task.predictions:
         task.predictions(torch.empty(0), ())
     if features is not None and tta:
         raise errors.UserError("--tta averages probabilities, and --features has none", "", "leave --tta out")
+    if task.gives_more and (images or features is not None):
+        what = "image files do" if images else "--features does"
+        how = "predict its own data with --split val" + ("" if images else " and without --features")
+        what += f" not suit this run's model, which {type(task).__name__}.forward gives more than images"
+        raise errors.UserError(what, run.path, how)
     if images and state.get("input_kind", "image") != "image":  # an older run has images
         raise errors.UserError(
             f"image files do not suit this run's model, whose input is no image (kind={state['input_kind']!r})",
@@ -251,7 +256,7 @@ def _outputs(predictor: Predictor, reader: Direct) -> Iterator[tuple[int, dict[s
     loader.prepare = predictor.prepare
     for loaded in loader.epoch(0):
         for batch in loaded.micro_batches(_CHUNK):
-            yield from zip(batch.ids.tolist(), predictor.rows(batch.input), strict=True)
+            yield from zip(batch.ids.tolist(), predictor.rows(batch), strict=True)
 
 
 def check_input(data: Data, index: Index, path: Path) -> None:

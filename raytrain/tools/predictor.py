@@ -9,6 +9,7 @@ from torch import nn
 
 from raytrain import errors
 from raytrain.data import Data, Index
+from raytrain.data.batch import Batch
 from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
 from raytrain.tools.columns import FEATURES, TAKEN
@@ -59,22 +60,22 @@ class Predictor:
             self.prepare, self.model = Views(self.prepare, tta, views, e.seed), Averaged(self.model, self.layout)
 
     @torch.inference_mode()
-    def rows(self, inputs: torch.Tensor) -> list[dict[str, Any]]:
+    def rows(self, batch: Batch) -> list[dict[str, Any]]:
         """Return the columns of each sample: those of the task's `predictions`, or `features`, float32 [d].
 
         Args:
-            inputs: prepared, on the device.
+            batch: prepared, on the device.
 
         Raises:
             UserError: the task returns more or fewer rows.
         """
         with self.precision.forward():
-            outputs = self.model(inputs)
+            outputs = self.task.forward(self.model, batch)
         if self.layer is not None:
             return [{FEATURES: row} for row in outputs.cpu().numpy()]
         rows = self.task.predictions(outputs, self.classes)
-        if len(rows) != len(inputs):
-            what = f"predictions() must return a dict for each of the {len(inputs)} samples, got {len(rows)}"
+        if len(rows) != len(batch):
+            what = f"predictions() must return a dict for each of the {len(batch)} samples, got {len(rows)}"
             raise errors.UserError(
                 what, f"in {place(type(self.task).predictions)}", "return one for each of the outputs"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
@@ -82,8 +84,8 @@ class Averaged(nn.Module):
         super().__init__()
         self.model, self.layout = model, layout
 
-    def forward(self, views: torch.Tensor) -> torch.Tensor:
-        """Return float32 [n, classes] for [n, views, channels, height, width]."""
-        each = [self.model(view.contiguous(memory_format=self.layout)) for view in views.unbind(1)]
+    def forward(self, views: torch.Tensor, *more: Any) -> torch.Tensor:
+        """Return float32 [n, classes] for [n, views, channels, height, width], and what else the model takes."""
+        each = [self.model(view.contiguous(memory_format=self.layout), *more) for view in views.unbind(1)]
         shares = torch.stack([logits.float().softmax(dim=1) for logits in each]).mean(dim=0)
         return shares.clamp_min(torch.finfo(torch.float32).tiny).log()

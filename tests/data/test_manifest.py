@@ -321,6 +321,37 @@ def test_columns_of_numbers_are_targets(folder: Path, tmp_path: Path, suffix: st
     assert [len(index) for index in held.values()] == [10, 2]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_columns_of_numbers_are_inputs_beside_the_image(folder: Path, tmp_path: Path, suffix: str):
+    whole = rows(folder).append_column("age", pa.array(np.arange(12)))
+    root = write(whole, tmp_path / f"a.{suffix}")
+    data = Manifest(root, size=8, folder=str(folder), inputs=("age", "weight"), columns=("weight",))
+    plain = Manifest(root, size=8, folder=str(folder))
+    chosen = np.array([4, 0, 1])
+    for split, index in checked_indices(data).items():
+        expected, first = plain.index()[split], 0 if split == "train" else 6
+        assert index.labels.tolist() == expected.labels.tolist() and index.classes == expected.classes
+        part = index.take(chosen)
+        for found in (checked_read(data, index, chosen), checked_read(data, part, np.arange(3))):
+            assert found["inputs"].dtype == np.float32
+            np.testing.assert_array_equal(found["inputs"], np.repeat(chosen[:, None] + first, 2, axis=1))
+            np.testing.assert_array_equal(found["image"], checked_read(plain, expected, chosen)["image"])
+        assert data.cache_entry(index) != plain.cache_entry(expected)
+    numbers = replace(data, target=("weight",), inputs=("age",))
+    found = checked_read(numbers, numbers.index()["val"], chosen)
+    np.testing.assert_array_equal(found["inputs"][:, 0], found["weight"])
+    table = whole.append_column("sex", pa.array(["f", "m"] * 6)).append_column("none", pa.array([1.0, None] * 6))
+    root = write(table, tmp_path / f"b.{suffix}")
+    for name, message in [
+        ("sex", "column 'sex' must hold numbers.*write 0 and 1"),
+        ("none", "row 1 has no number in column 'none'"),
+        ("label", "column 'label' is no further input"),
+        ("agee", "no column 'agee'.*did you mean age"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            Manifest(root, size=8, folder=str(folder), inputs=(name,)).index()
+
+
 def test_lists_of_numbers_are_targets_and_others_are_refused(folder: Path, tmp_path: Path):
     whole = (
         rows(folder).append_column("tags", pa.array([[1, 0, 1]] * 12)).append_column("odd", pa.array([[1]] * 11 + [[]]))

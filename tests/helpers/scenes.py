@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from raytrain import SGD, Data, Experiment, Field, Index, Model, Task
+from raytrain import SGD, Batch, Classification, Data, Experiment, Field, Index, Model, Task
 
 SIDE, CLASSES = 6, 4
 
@@ -65,6 +66,34 @@ class Small(Model):
         return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE * sample[0], self.outputs))
 
 
+class Joined(nn.Module):
+    """Linear layers of an image, and of numbers beside it, added."""
+
+    def __init__(self, pixels: int, outputs: int):
+        super().__init__()
+        self.of_image, self.of_numbers = nn.Linear(pixels, outputs), nn.Linear(2, outputs)
+
+    def forward(self, images: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        return self.of_image(images.flatten(1)) + self.of_numbers(numbers.float())
+
+
+@dataclass(frozen=True)
+class Join(Model):
+    """A model of two inputs."""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return Joined(SIDE * SIDE * sample[0], classes)
+
+
+@dataclass(frozen=True)
+class Joining(Classification):
+    """Gives a model the image and two numbers."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return model(batch.images, batch["sizes"])
+
+
 def experiment(task: Task, wanted: str, outputs: int, dense: bool = False, **more: Any) -> Experiment:
     """An experiment of a task whose target is in the fields `wanted`."""
-    return Experiment(Small(outputs, dense), Scenes(wanted=wanted), task, SGD(lr=0.1), batch_size=12, epochs=2, **more)
+    model = Join() if isinstance(task, Joining) else Small(outputs, dense)
+    return Experiment(model, Scenes(wanted=wanted), task, SGD(lr=0.1), batch_size=12, epochs=2, **more)

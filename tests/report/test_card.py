@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.commands import VALUE, copied, fails, finished, make_run, succeeds, without_ray
 
-from raytrain import CNN, Data, Experiment, Index, Run
+from raytrain import CNN, Data, Experiment, Field, Index, Run
 from raytrain.checkpoint import checkpoints
 from raytrain.report import card
 from raytrain.tools import inference
@@ -24,6 +24,7 @@ __all__ = ["copied", "finished", "without_ray"]
 
 pytestmark = pytest.mark.usefixtures("without_ray")
 Capture = pytest.CaptureFixture[str]
+DIGIT = Field("image", (1, 8, 8), kind="image")
 
 
 def rows(text: str, section: str) -> dict[str, list[str]]:
@@ -60,7 +61,8 @@ def test_the_example_runs(
 def test_scores_are_those_of_evaluate(copied: Run, tmp_path: Path) -> None:
     summary = {"status": "completed", "epochs": 2, "device": "cpu", "samples_per_second": 5000.0}
     (copied.path / "summary.json").write_text(json.dumps(summary))
-    text, result = card.text(copied, tmp_path / "m.onnx", "best", Parity(64, 1e-7, 3.0)), inference.evaluate(copied)
+    parity, result = Parity(64, 1e-7, 3.0, (DIGIT,)), inference.evaluate(copied)
+    text = card.text(copied, tmp_path / "m.onnx", "best", parity)
     scores = rows(text, "Scores")
     assert "On 359 samples of the validation split, each counted once, computed for this card." in text
     assert float(scores["accuracy"][0]) == pytest.approx(result["accuracy"], abs=1e-4)

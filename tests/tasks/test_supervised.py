@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.cut_runs import cut_between_steps_rank, rows, weights
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
-from helpers.scenes import CLASSES, Scenes, experiment
+from helpers.scenes import CLASSES, Joining, Scenes, experiment
 from torch import nn
 from torch.nn import functional
 from torchmetrics.classification import MulticlassCohenKappa
@@ -106,6 +106,7 @@ TASKS: dict[str, tuple[Experiment, Callable[..., torch.Tensor]]] = {
         lambda output, arrays: nn.L1Loss()(output[:, 0], arrays["size"]),
     ),
     "labels": (experiment(Classification(class_weights=WEIGHTS), "mask", CLASSES), of_labels),
+    "joined": (experiment(Joining(class_weights=WEIGHTS), "mask sizes", CLASSES), of_labels),
     "focal": (experiment(Classification(class_weights=WEIGHTS, focal_gamma=2.0), "mask", CLASSES), focused),
 }
 
@@ -118,10 +119,12 @@ def plain_loop(e: Experiment, loss: Callable[..., torch.Tensor]) -> list[float]:
     torch.manual_seed(order.key(e.seed, 0) >> 1)
     model = e.model.build(e.data.sample(index), CLASSES)
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    given = ("image", "sizes") if isinstance(e.task, Joining) else ("image",)
     for epoch in range(e.epochs):
         for start in range(0, len(index), e.batch_size):
             ids = order.samples(e.seed, epoch, len(index), np.arange(start, min(start + e.batch_size, len(index))))
-            value = loss(model(stored["image"][ids]), {name: array[ids] for name, array in stored.items()})
+            batch = {name: array[ids] for name, array in stored.items()}
+            value = loss(model(*(batch[name] for name in given)), batch)
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
@@ -146,7 +149,7 @@ def test_losses_are_those_of_a_plain_loop_on_any_number_of_ranks(ranks: Ranks, t
     )
 
 
-@pytest.mark.parametrize("name", ["masks", "tags", "sizes", "focal"])
+@pytest.mark.parametrize("name", ["masks", "tags", "sizes", "focal", "joined"])
 def test_deterministic_runs_are_bit_equal_and_so_is_a_resumed_one(ranks: Ranks, tmp_path: Path, name: str) -> None:
     e = replace(TASKS[name][0], parallel=Deterministic(), checkpoint=Checkpoint(every_steps=3))
     if name in ("tags", "focal"):  # scores of all samples, gathered

@@ -30,6 +30,7 @@ from raytrain import (
 from raytrain.config import from_dict, to_dict
 from raytrain.data.prepare import Prepare
 from raytrain.driver import model_check
+from raytrain.driver.first_batch import blank
 from raytrain.errors import UserError
 
 GROWS = Progressive(start=4, until=0.75, multiple=2)
@@ -159,16 +160,17 @@ def test_images_that_are_not_square_or_no_input_are_refused() -> None:
 
 def test_the_plan_passes_every_size_through_the_model() -> None:
     module = Pooled().build((1, 8, 8), 10)
-    [note] = model_check.check_sides(PLAIN, module, (1, 8, 8), "float32", PLAIN.epochs)
+    digit = blank(PLAIN, PLAIN.data.index()["train"])
+    [note] = model_check.check_sides(PLAIN, module, digit, PLAIN.epochs)
     assert note == "images grow: 4 pixels from epoch 1, 6 pixels from epoch 2, 8 pixels from epoch 4"
     stepped = replace(PLAIN, epochs=1, steps=19)  # in epochs of 6
-    assert model_check.check_sides(stepped, module, (1, 8, 8), "float32", 19 / 6) == [note]
+    assert model_check.check_sides(stepped, module, digit, 19 / 6) == [note]
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(
         UserError, match=r"the model cannot take images of 4 x 4 pixels: .*progressive; use a model that pools"
     ):
-        model_check.check_sides(PLAIN, flat, (1, 8, 8), "float32", PLAIN.epochs)
+        model_check.check_sides(PLAIN, flat, digit, PLAIN.epochs)
     many = config.replace(replace(PLAIN, epochs=9, compile=True), "data.augment.progressive.multiple", 1)
     with pytest.raises(UserError, match=r"5 sizes of images are too many for torch.compile, .*--no_compile"):
-        model_check.check_sides(many, module, (1, 8, 8), "float32", 9)
-    assert model_check.check_sides(replace(PLAIN, data=Digits()), module, (1, 8, 8), "float32", 4) == []
+        model_check.check_sides(many, module, digit, 9)
+    assert model_check.check_sides(replace(PLAIN, data=Digits()), module, digit, 4) == []

@@ -1,0 +1,113 @@
+"""Models of several inputs: the task's `forward` in the plan, evaluation, prediction and exported programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.ranks import Ranks, new_run, on_workers, train_rank
+from helpers.scenes import CLASSES, Joining, experiment
+from torch import nn
+
+from raytrain import Classification, Pipeline, Run, UserError, config
+from raytrain.checkpoint import layout
+from raytrain.data.checks import checked_read
+from raytrain.driver.plan import make
+from raytrain.driver.resources import Node, Resources
+from raytrain.hooks.sample_images import SampleImages
+from raytrain.report import card
+from raytrain.tools import inference
+from raytrain.tools.export import export
+
+E = experiment(Joining(), "mask sizes", CLASSES)
+
+
+def here() -> Resources:
+    return Resources((Node("here", 2, 0, 8 << 30),), "this machine")
+
+
+@pytest.fixture(scope="module")
+def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    e = replace(E, hooks=(SampleImages(),))
+    path = new_run(tmp_path_factory.mktemp("joined") / "run", e)
+    ranks.run(1, train_rank, on_workers(e, 1), path)
+    return Run(path)
+
+
+def expected(run: Run) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
+    """Return the model's outputs on the validation split, without the package's tools, and the stored arrays."""
+    index = E.data.index()["val"]
+    stored = checked_read(E.data, index, np.arange(len(index)))
+    images = (torch.from_numpy(stored["image"]) / 255 - 0.5) / 0.5
+    with torch.inference_mode():
+        return run.model()(images, torch.from_numpy(stored["sizes"])), stored
+
+
+def test_evaluation_and_prediction_are_the_models(run: Run) -> None:
+    outputs, labels = expected(run)[0], torch.from_numpy(E.data.index()["val"].labels)
+    found = inference.evaluate(run)
+    assert found["loss"] == pytest.approx(nn.functional.cross_entropy(outputs, labels).item(), rel=1e-6)
+    assert found["accuracy"] == pytest.approx((outputs.argmax(1) == labels).float().mean().item())
+    predicted = inference.predict(run, split="val")
+    np.testing.assert_allclose([one["probabilities"] for one in predicted], outputs.softmax(1), rtol=1e-5)
+    flipped = inference.evaluate(run, tta="flip")
+    assert flipped["views"] == 2 and flipped["loss"] != found["loss"]
+    assert [*(run.path / "samples").iterdir()]
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_programs_take_all_inputs(run: Run, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"model{suffix}"
+    parity = export(run, file)
+    assert parity is not None and parity.holds and [one.name for one in parity.fields] == ["image", "sizes"]
+    outputs, stored = expected(run)
+    if suffix == ".onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(file)
+        found = session.run(["outputs"], {name: stored[name] for name in ("image", "sizes")})[0]
+    else:
+        given = (torch.from_numpy(stored[name]) for name in ("image", "sizes"))
+        found = torch.export.load(file).module()(*given).detach().numpy()
+    np.testing.assert_allclose(found, outputs, atol=1e-5)
+    text = card.text(run, file, "best", parity)
+    assert "| sizes | float64" in text
+    exec(text.split("```python\n")[1].split("```")[0].replace(file.name, str(file)), {})
+
+
+def test_what_gives_a_model_images_alone_is_refused(run: Run, tmp_path: Path) -> None:
+    state = layout.load_state(run.checkpoint())
+    with pytest.raises(UserError, match=r"image files do not suit .*, which Joining.forward gives .*--split val"):
+        inference.check_task(run, state, images=True, features=None, tta="")
+    with pytest.raises(UserError, match=r"--features does not suit .*--split val and without --features"):
+        inference.predict(run, split="val", features="")
+    assert "what Joining.forward gives it" in card.text(run, tmp_path / "m.pth", "best", None)
+    with pytest.raises(
+        UserError, match=r"Pipeline gives a model its input alone, .*Joining.forward .*; use --parallel"
+    ):
+        make(replace(E, parallel=Pipeline(), scaling=replace(E.scaling, workers=2)), here, "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"task": Classification()},
+            r"missing 1 required positional argument: 'numbers'.*; write `def forward\(self, model, batch\): "
+            r'return model\(batch.input, batch\["mask"\]\)` in the task',
+        ),
+        ({"data": config.replace(E.data, "wanted", "mask")}, r"a batch of this data has .*, and no 'sizes'"),
+    ],
+)
+def test_the_plan_says_what_a_forward_pass_lacks(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(replace(E, **change), here, "run")
+
+
+def test_a_forward_pass_that_needs_labels_is_not_exported(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Joining, "forward", lambda self, model, batch: model(batch.images, batch.labels))
+    with pytest.raises(UserError, match=r"needs more than the data's fields: a batch of this data has .* no 'label'"):
+        export(run, tmp_path / "model.pt2")
+    assert not (tmp_path / "model.pt2").exists()
