@@ -66,13 +66,14 @@ def predict(
     tta: str,
     split: str | None,
     features: str | None,
+    folder: str,
     spread: Settings | None,
 ) -> int:
-    """Predict images or a split; print a table, write a file, or write a result in parts. The exit status is 1 if a
-    worker failed."""
+    """Predict images, a table or a split; print rows, write a file, or write a result in parts. The exit status is 1 if
+    a worker failed."""
     if out is not None and spread is not None:
         return _predict_in_parts(run, images, out, spread, which, tta, features)
-    rows = inference.predict(run, images, which, tta, split=split, features=features)
+    rows = inference.predict(run, images, which, tta, split=split, features=features, folder=folder)
     classes = run.experiment.task.class_names(run.classes(which))
     if out is None:
         for row in rows:

@@ -13,7 +13,7 @@ import numpy as np
 
 from raytrain import errors, order
 from raytrain.config import check
-from raytrain.data import masks, patterns, targets
+from raytrain.data import masks, patterns, table_columns, targets
 from raytrain.data.images import SPLITS, absolute, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
@@ -22,9 +22,12 @@ WITH_BYTES = (".parquet", ".pq", ".arrow")
 """Suffixes of tables that can hold the images' bytes."""
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", *WITH_BYTES)
 """Suffixes of tables."""
-_BYTES = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary")
-"""What Arrow's types of bytes are called."""
 _TRAIN, _VAL, _TEST = map(list(SPLITS).index, ("train", "val", "test"))
+
+
+def is_table(path: str) -> bool:
+    """Return whether a path or a URL is a table's, by its suffix."""
+    return path.partition("?")[0].lower().endswith(TABLES) and not os.path.isdir(path)
 
 
 @dataclass(frozen=True)
@@ -102,23 +105,15 @@ class Manifest(masks.MaskedImages):
         """Return the rows of each split, in their order; classes in the order of their names."""
         tables, root = with_pillow().tables, self._file()
         files = tables.files(root, fresh=True)
-        if self.bytes and not all(map(tables.holds_bytes, files)):
-            raise errors.UserError("only Parquet and Arrow files hold bytes", root, "leave --data.bytes out")
+        self._check_holds_bytes(files)
         schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
         kinds = self._kinds(has_split)
-        for name in [*kinds, *([self.bytes, *([self.mask] if self.mask else [])] if self.bytes else [])]:
-            if name not in schema.names:
-                raise self._no_column(name, schema)
-            if schema.names.count(name) > 1:
-                what = f"the manifest has several columns called {name!r}"
-                raise errors.UserError(what, self._file(), "give each column a name of its own")
-        for name in ("bytes", "mask") if self.bytes else ():
-            self._check_bytes(schema, name)
+        table_columns.check(self, root, schema, [*kinds, *([self.mask] if self.mask and self.bytes else [])])
         table, counts, schemas = tables.joined(files, kinds)
         if not sum(counts):  # the table has none where all is in columns of bytes
             raise errors.UserError("the manifest has no rows", root, "list at least two images")
-        self._check_flat(table)
+        table_columns.check_flat(self, root, table)
         table = {name: table[name] for name in table.column_names}  # each column is freed when it has been used
         by_name = self._named_splits(files)
         splits = self._splits(table) if has_split else np.repeat(by_name, counts)
@@ -148,6 +143,21 @@ class Manifest(masks.MaskedImages):
         del whole
         tables.release()
         return {split: found[split] for split in SPLITS if split in found}
+
+    def unlabelled(self, classes: tuple[str, ...]) -> Index:
+        """Return all rows as samples of test, by their paths or bytes and `inputs`; other columns need not be there."""
+        tables, root = with_pillow().tables, self._file()
+        files = tables.files(root, fresh=True)
+        self._check_holds_bytes(files)
+        kinds = dict.fromkeys(self.inputs, "number") | ({} if self.bytes else {self.path: "path"})
+        table_columns.check(self, root, tables.schema(files[0]), list(kinds))
+        table, counts, _ = tables.joined(files, kinds)
+        if not sum(counts):
+            raise errors.UserError("the table has no rows", root, "list at least one image")
+        table_columns.check_flat(self, root, table)
+        whole = Index(np.zeros(sum(counts), np.int64), classes, (self.channels, self.size, self.size), "test")
+        columns = {name: table[name] for name in table.column_names}
+        return self._whole(columns, whole, self._prefixes(files, counts))
 
     def further(self, index: Any, samples: np.ndarray) -> dict[str, np.ndarray]:  # type: ignore[override]
         """Return the targets and the further inputs of some samples, if there are."""
@@ -210,6 +220,10 @@ class Manifest(masks.MaskedImages):
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
         return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
 
+    def _check_holds_bytes(self, files: tuple[str, ...]) -> None:
+        if self.bytes and not all(map(with_pillow().tables.holds_bytes, files)):
+            raise errors.UserError("only Parquet and Arrow files hold bytes", self._file(), "leave --data.bytes out")
+
     def _file(self) -> str:
         if not self.root:
             raise errors.no_root("Manifest")
@@ -256,48 +270,6 @@ class Manifest(masks.MaskedImages):
         folders = [os.path.dirname(shown(one).removeprefix(start)) for one in files]
         folders = list(map(unquote, folders)) if "://" in base else folders
         return np.repeat(np.array(folders, object), counts) if any(folders) else None
-
-    def _no_column(self, name: str, schema: Any) -> errors.UserError:
-        names = [one if one and one == one.strip() else repr(one) for one in schema.names]  # spaces would not be seen
-        marks = [mark for mark in (";", "\t", "|", ",") if len(schema.names) == 1 and mark in schema.names[0]]
-        if marks:
-            wanted = "tabs" if self._file().lower().endswith(".tsv") else "commas"
-            how = f"separate the columns with {wanted} in place of {marks[0]!r}; its first row is {names[0]}"
-            return errors.UserError("the manifest has one column", self._file(), how)
-        how = f"{errors.nearest(name, names)}the columns are {errors.listed(names, 12)}"
-        if name == self.path:
-            how += "; name the one with the images' files by --data.path COLUMN"
-        elif name == self.label:
-            how += "; give masks by --data.mask COLUMN, numbers by --data.target, several classes by --data.labels"
-        images = [field.name for field in schema if "binary" in str(field.type)]
-        if name == self.path and not self.bytes and images:
-            how = f"did you mean --data.bytes {images[0]}?"
-        return errors.UserError(f"the manifest has no column {name!r}", self._file(), how)
-
-    def _check_bytes(self, schema: Any, which: str) -> None:
-        """Check that the column that `bytes` or `mask` names has bytes."""
-        column = getattr(self, which)
-        if not column:
-            return
-        kind = schema.field(column).type
-        inner = [one.type for one in kind if one.name == "bytes"] if str(kind).startswith("struct<") else [kind]
-        if not inner or not _BYTES.match(str(inner[0])):
-            what = f"column {column!r} must have bytes, or Hugging Face's struct of bytes and path, got {kind}"
-            raise errors.UserError(errors.one_line(what, 200), self._file(), f"name another: --data.{which} COLUMN")
-
-    def _check_flat(self, table: Any) -> None:
-        """Check that only columns of targets have lists."""
-        for one in table.schema:
-            if one.type.num_fields and one.name not in (*self.target, self.labels):
-                what = f"column {one.name!r} must have a text or a number in each row, got {one.type}"
-                name = one.name
-                of_labels = (
-                    f", or use --data.target {name} for lists of numbers, --data.labels {name} for several classes"
-                )
-                lists = of_labels if name == self.label else ""
-                raise errors.UserError(
-                    errors.one_line(what, 200), self._file(), f"write one value into each row{lists}"
-                )
 
     def _splits(self, table: dict[str, Any]) -> np.ndarray:
         """Return the number of each row's split in SPLITS, int8 [n]."""

@@ -22,6 +22,7 @@ from raytrain.data import Data, Folds, ImageFolder, Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader
+from raytrain.data.manifest import Manifest, is_table
 from raytrain.data.reader import Direct
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
@@ -29,7 +30,7 @@ from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 from raytrain.tools import columns
 from raytrain.tools.features import Layer, find
-from raytrain.tools.listing import images_at
+from raytrain.tools.listing import images_at, rows_of
 from raytrain.tools.output import FEATURES, PREDICTIONS, check_output, write_file
 from raytrain.tools.predictor import Predictor
 from raytrain.tools.views import Averaged, Views, check_tta
@@ -138,19 +139,22 @@ def predict(
     *,
     split: str | None = None,
     features: str | None = None,
+    folder: str = "",
 ) -> list[dict[str, Any]]:
-    """Predict image files, and all images below folders; or the samples of a split of the run's own data, whatever its
-    input is.
+    """Predict image files, and all images below folders; all rows of a table like that of the run's `Manifest`; or the
+    samples of a split of the run's own data, whatever its input is.
 
     Args:
+        paths: files and folders, or one table.
+        folder: what paths in the table are relative to; by default the run's `data.folder`, or the table's own.
         tta: as for `evaluate`.
         features: return features in place of predictions: those before the model's head (an empty string), or the
             output of the layer of that name; see `tools.features`.
 
     Returns:
-        For each image, in order, `path`, or for each sample of a split `sample`, its name; and the columns of the
-        task's `predictions`: for Classification `label`, `probability` and `probabilities`, a list in the classes'
-        order; or `features`, float32 [d].
+        For each image, in order, `path`, or for each sample of a split, and each row with bytes, `sample`, its name;
+        and the columns of the task's `predictions`: for Classification `label`, `probability` and `probabilities`, a
+        list in the classes' order; or `features`, float32 [d].
 
     Raises:
         UserError: a path is not there, holds no image, or one cannot be read; the split or the layer is not there; or
@@ -158,10 +162,12 @@ def predict(
     """
     e = run.experiment
     state = load_state(run.checkpoint(which))
-    check_task(run, state, images=split is None, features=features, tta=tta)
+    table = len(paths) == 1 and is_table(paths[0])
+    check_task(run, state, images=split is None and not table, features=features, tta=tta)
     classes = tuple(state["classes"])
-    if split is not None:
-        data, index, names = _split(run, split, which)
+    if split is not None or table:
+        data, index = _split(run, split, which) if split is not None else _rows(run, paths[0], folder, which)
+        names = index.names(np.arange(len(index)))
         reader = Direct(data, index)
     else:
         names = [file for path in paths for file in images_at(Path(path))]
@@ -170,7 +176,7 @@ def predict(
         if bad := data.probe(index):  # said before the other images are predicted
             raise errors.UserError(f"cannot read image: {bad[0].reason}", bad[0].path, _UNREADABLE)
         reader = Direct(data, index, remedy=_UNREADABLE)
-    key = "path" if split is None else "sample"
+    key = "path" if split is None and index.paths is not None else "sample"
     model = run.model(which)
     layer = None if features is None else find_layer(run, model, state, features)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
@@ -195,7 +201,8 @@ def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str |
         raise errors.UserError("--tta averages probabilities, and --features has none", "", "leave --tta out")
     if task.gives_more and (images or features is not None):
         what = "image files do" if images else "--features does"
-        how = "predict its own data with --split val" + ("" if images else " and without --features")
+        table = "a table with its columns, or " if isinstance(run.experiment.data, Manifest) else ""
+        how = f"predict {table}its own data with --split val{'' if images else ', and without --features'}"
         what += f" not suit this run's model, which {type(task).__name__}.forward gives more than images"
         raise errors.UserError(what, run.path, how)
     if images and state.get("input_kind", "image") != "image":  # an older run has images
@@ -220,8 +227,8 @@ def find_layer(run: Run, model: nn.Module, state: Mapping[str, Any], name: str) 
     return find(run.experiment.model, model, blank(state), name)
 
 
-def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
-    """Return the run's data, its samples of a split, and their names.
+def _split(run: Run, split: str, which: str) -> tuple[Data, Index]:
+    """Return the run's data, and its samples of a split.
 
     Raises:
         UserError: they are not there, or do not fit the model.
@@ -232,7 +239,19 @@ def _split(run: Run, split: str, which: str) -> tuple[Data, Index, list[str]]:
         raise _no_split(split, indices, getattr(data, "root", type(data).__name__))
     index = indices[split]
     check_input(data, index, run.checkpoint(which))
-    return data, index, index.names(np.arange(len(index)))
+    return data, index
+
+
+def _rows(run: Run, table: str, folder: str, which: str) -> tuple[Data, Index]:
+    """Return a source of another table's images, and all of its rows.
+
+    Raises:
+        UserError: see `rows_of`; or they do not fit the model.
+    """
+    path = run.checkpoint(which)
+    data, index = rows_of(run.experiment.data, table, folder, tuple(load_state(path)["classes"]))
+    check_input(data, index, path)
+    return data, index
 
 
 def _other_classes(ours: Sequence[str], theirs: Sequence[str], where: str) -> errors.UserError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from raytrain import errors
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
+from raytrain.data import Data, Folds, Index, Manifest
 from raytrain.data.image_files import EXTENSIONS
 
 _HERE = ""
@@ -105,6 +106,30 @@ def listed(sources: Sequence[str]) -> Listing:
         np.array([image.size for image in images], np.int64),
         digest.hexdigest(),
     )
+
+
+def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tuple[Manifest, Index]:
+    """Return a source of the images that another table lists than the one that a run was trained on, and all of its
+    rows.
+
+    Args:
+        data: the run's.
+        folder: what paths in the table are relative to; by default the run's `data.folder`, or the table's own.
+        classes: the run's.
+
+    Raises:
+        UserError: the run's data is no table, or an image cannot be read.
+    """
+    if not isinstance(data, Manifest):
+        what = f"a table suits a run on a Manifest, and this run's data is {type(data).__name__}"
+        raise errors.UserError(what, table, "give images or folders")
+    unlabelled = replace(data, target=(), labels="", mask="", mask_values=(), columns=(), folds=Folds())
+    found = replace(unlabelled, root=table, folder=folder or data.folder, on_bad_sample="error").absolute()
+    index = found.unlabelled(classes)
+    if bad := found.probe(index):  # said before the other images are predicted
+        where = f"name the folder that paths are relative to, by --folder, or leave out the row{'s' * (len(bad) > 1)}"
+        raise errors.UserError(f"cannot read image: {bad[0].reason}", bad[0].path, where)
+    return found, index
 
 
 def images_at(path: Path) -> list[str]:

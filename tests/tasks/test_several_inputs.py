@@ -81,7 +81,7 @@ def test_what_gives_a_model_images_alone_is_refused(run: Run, tmp_path: Path) ->
     state = layout.load_state(run.checkpoint())
     with pytest.raises(UserError, match=r"image files do not suit .*, which Joining.forward gives .*--split val"):
         inference.check_task(run, state, images=True, features=None, tta="")
-    with pytest.raises(UserError, match=r"--features does not suit .*--split val and without --features"):
+    with pytest.raises(UserError, match=r"--features does not suit .*--split val, and without --features"):
         inference.predict(run, split="val", features="")
     assert "what Joining.forward gives it" in card.text(run, tmp_path / "m.pth", "best", None)
     with pytest.raises(

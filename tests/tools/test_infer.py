@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import pyarrow.parquet
 import pytest
 import torch
 from helpers.commands import VALUE, digit_files, fails, finished, make_run, succeeds, without_ray
+from helpers.ranks import Ranks, new_run, on_workers, train_rank
 from PIL import Image
+from pyarrow import csv as csv_file
 from safetensors.torch import load_file
 from torch import nn
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
 
-from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Mixed, Run
+from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Manifest, Mixed, Regression, Run
 from raytrain.tools import inference
 from raytrain.tools.export import export
 
@@ -222,6 +224,54 @@ def test_predict_prepares_images_as_the_run_did(tmp_path: Path, capsys: Capture)
         expected = run.model()(inputs).softmax(dim=1).max(dim=1).values
     lines = succeeds(capsys, "predict", run.path, tmp_path / "images" / "val").splitlines()
     assert [float(line.split()[2]) for line in lines] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_table_is_predicted_in_its_order(capsys: Capture, digit_files: Path, tmp_path: Path) -> None:
+    names = [file.relative_to(digit_files).as_posix() for file in sorted(digit_files.rglob("*.png"))]
+    whole = {"path": names, "label": [0, 1] * 6, "split": ["train"] * 8 + ["val"] * 4, "weight": [1.0] * 12}
+    csv_file.write_csv(pyarrow.table(whole), digit_files / "t.csv")
+    data = Manifest(str(digit_files / "t.csv"), size=8, channels=1, columns=("weight",), mean=(0.5,), std=(0.5,))
+    run = make_run(tmp_path / "run", replace(VALUE, data=data))
+    expected = [line.split() for line in succeeds(capsys, "predict", run.path, digit_files).splitlines()]
+    table = tmp_path / "new.csv"
+    csv_file.write_csv(pyarrow.table({"path": names[::-1]}), table)
+    lines = succeeds(capsys, "predict", run.path, table, "--folder", digit_files).splitlines()
+    found = [line.split() for line in lines]
+    assert [line[0] for line in found] == names[::-1]
+    assert [line[1:] for line in found[::-1]] == [line[1:] for line in expected]
+    for arguments, message in (
+        ([table], f"No such file or directory, {tmp_path}/more/11.png; name the folder that paths are relative to"),
+        ([table, digit_files], "a table is predicted by itself"),
+        ([digit_files, "--folder", tmp_path], "--folder is that of a table's images"),
+        ([tmp_path / "none.csv"], "no such file"),
+        ([table, "--out", tmp_path / "parts"], f"{table} is predicted by one process"),
+    ):
+        assert message in fails(capsys, "predict", run.path, *arguments)
+    other = make_run(tmp_path / "other", steps=2)
+    assert "a table suits a run on a Manifest" in fails(capsys, "predict", other.path, table)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_table_of_bytes_is_predicted_without_its_targets(
+    ranks: Ranks, capsys: Capture, digit_files: Path, tmp_path: Path, suffix: str
+) -> None:
+    content = [file.read_bytes() for file in sorted(digit_files.rglob("*.png"))]
+    splits, ages = ["train"] * 8 + ["val"] * 4, np.arange(12.0)
+    whole = pyarrow.table({"picture": content, "age": ages, "split": splits})
+    pyarrow.parquet.write_table(whole, tmp_path / "all.parquet")
+    data = Manifest(str(tmp_path / "all.parquet"), bytes="picture", target=("age",), size=8, channels=1)
+    e = Experiment(CNN((2,), outputs=1), replace(data, mean=(0.5,), std=(0.5,)), Regression(), batch_size=4, epochs=1)
+    path = new_run(tmp_path / "run", e)
+    ranks.run(1, train_rank, on_workers(e, 1), path)
+    table, images = tmp_path / f"new{suffix}", whole.select(["picture"])
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(images, table)
+    else:
+        with pyarrow.ipc.new_file(table, images.schema) as writer:
+            writer.write_table(images)
+    found = [line.split() for line in succeeds(capsys, "predict", path, table).splitlines()]
+    own = [line.split() for line in succeeds(capsys, "predict", path, "--split", "val").splitlines()]
+    assert len(found) == 12 and [line[-1] for line in found[8:]] == [line[-1] for line in own]
 
 
 # export

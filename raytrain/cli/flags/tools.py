@@ -13,6 +13,7 @@ from raytrain import errors
 from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import first_argument, show_usage, take, without
 from raytrain.cli.flags.parsing import FLAT, RUN, describe, parse, take_strategy
+from raytrain.data.manifest import is_table
 from raytrain.experiment import Experiment
 from raytrain.optim.schedules import Rising
 from raytrain.run.experiment_file import load
@@ -149,10 +150,10 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool
 
 def predict(
     arguments: list[str],
-) -> tuple[Run, list[str], str | None, str, str, str | None, str | None, Settings | None]:
+) -> tuple[Run, list[str], str | None, str, str, str | None, str | None, str, Settings | None]:
     """Return the run, the images, folders and URLs, the file or folder to write, the checkpoint, test-time
     augmentation, the split to read instead, the layer whose features are wanted (an empty string for the head's input,
-    None for predictions), and how a result in parts is computed, if it is one."""
+    None for predictions), the folder of a table's images, and how a result in parts is computed, if it is one."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
@@ -165,12 +166,14 @@ def predict(
         tta: str = "",
         features: bool = False,
         layer: str = "",
+        folder: str = "",
         spread: Annotated[Settings, FLAT] = Settings(),
     ) -> tuple:
-        """Predict image files and all images below folders and URLs, or a split of the run's own data.
+        """Predict image files and all images below folders and URLs, all rows of a table, or a split of the run's own
+        data.
 
         Args:
-            paths: Images, or folders or URLs of images.
+            paths: Images, or folders or URLs of images; or one table with the columns of the run's own, but for labels.
             out: A .csv, .jsonl or .parquet file to write; by default a table is printed. Masks become PNGs in a folder
                 beside it. A folder or URL gets parts of Parquet, written by workers on this machine or a cluster; the
                 same command completes them after a kill.
@@ -180,22 +183,21 @@ def predict(
             split: The split of the run's own data to predict, in place of images.
             features: Write the input of the model's last layer as a vector, in place of predictions (.parquet).
             layer: With --features, take the output of this layer instead. NAME:last says that its channels come last.
+            folder: What paths in a table are relative to; by default the run's data.folder, or the table's own.
         """
-        return run, paths, out, checkpoint, tta, split, layer if features else None, layer, spread
+        return run, paths, out, checkpoint, tta, split, layer if features else None, layer, folder, spread
 
-    path, images, out, which, tta, split, features, layer, spread = parse(command, arguments, "raytrain predict")
+    given = parse(command, arguments, "raytrain predict")
+    path, images, out, which, tta, split, features, layer, folder, spread = given
     _check_order(path, images)
     found = Run(path)
-    if images and split:
-        raise errors.bad_flag("both images and --split are given", "raytrain predict")
-    if not images and not split:
-        raise errors.bad_flag("no images are given, and no --split", "raytrain predict")
+    table = _table(images, split, folder)
     if layer and features is None:
         raise errors.bad_flag("--layer needs --features", "raytrain predict")
     if in_parts(out):
-        _check_parts(str(out), split)
-        return found, list(images), out, which, tta, split, features, spread
-    if spread != Settings() or any(map(is_url, images)):
+        _check_parts(str(out), table or (split and "--split"))
+        return found, list(images), out, which, tta, split, features, folder, spread
+    if spread != Settings() or (any(map(is_url, images)) and not table):
         what = "images at a URL" if spread == Settings() else "--address, --workers and the like"
         raise errors.bad_flag(
             f"{what} need a folder or a URL for the result, such as --out predictions/", "raytrain predict"
@@ -204,7 +206,7 @@ def predict(
         check_output(Path(out), PREDICTIONS if features is None else FEATURES)
     elif features is not None:
         raise errors.bad_flag("--features needs --out FILE.parquet or --out FOLDER", "raytrain predict")
-    return found, list(images), out, which, tta, split, features, None
+    return found, list(images), out, which, tta, split, features, folder, None
 
 
 def _check_order(path: str, images: tuple[str, ...]) -> None:
@@ -221,14 +223,35 @@ def _check_order(path: str, images: tuple[str, ...]) -> None:
         )
 
 
-def _check_parts(out: str, split: str | None) -> None:
-    """Check that a result may be written in parts.
+def _table(images: tuple[str, ...], split: str | None, folder: str) -> str | None:
+    """Return the table to predict, if there is one.
 
     Raises:
-        UserError: a split is wanted, or the place is that of a file.
+        UserError: there is more beside it, a folder without a table, images beside a split, or neither.
     """
-    if split:
-        what = "--split is predicted by one process, which writes a file"
+    if images and split:
+        raise errors.bad_flag("both images and --split are given", "raytrain predict")
+    if not images and not split:
+        raise errors.bad_flag("no images are given, and no --split", "raytrain predict")
+    tables = [one for one in images if is_table(one)]
+    if tables and len(images) > 1:
+        raise errors.bad_flag(f"a table is predicted by itself, and {tables[0]} is not alone", "raytrain predict")
+    if folder and not tables:
+        raise errors.bad_flag("--folder is that of a table's images", "raytrain predict")
+    return tables[0] if tables else None
+
+
+def _check_parts(out: str, alone: str | None) -> None:
+    """Check that a result may be written in parts.
+
+    Args:
+        alone: what is predicted by one process, if it is.
+
+    Raises:
+        UserError: something is, or the place is that of a file.
+    """
+    if alone:
+        what = f"{alone} is predicted by one process, which writes a file"
         raise errors.UserError(what, f"got --out {out}", "write --out predictions.parquet")
     if Path(out.partition("?")[0]).suffix in PREDICTIONS or Path(out).is_file():
         what = (
