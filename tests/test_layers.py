@@ -134,8 +134,8 @@ def test_only_ray_internals_imports_private_names_of_ray() -> None:
 def test_only_sweeps_import_ray_tune() -> None:
     found = {name for name, path in MODULES.items() if any(f"{i}.".startswith("ray.tune.") for i in imports(path))}
     wrappers = {f"raytrain.sweep.tune_{name}" for name in ("search", "scheduler", "callback")}
-    runs = {f"raytrain.sweep.{name}" for name in ("schedulers", "trial", "tuning", "callbacks", "lockstep", "bandits")}
-    assert found == runs | wrappers
+    runs = ("schedulers", "steady", "trial", "tuning", "callbacks", "lockstep", "bandits")
+    assert found == {f"raytrain.sweep.{name}" for name in runs} | wrappers
 
 
 def test_what_describes_a_sweep_knows_nothing_of_ray() -> None:

@@ -9,7 +9,7 @@ from ray import tune
 
 from raytrain import errors
 from raytrain.sweep import record
-from raytrain.sweep.schedulers import TIME
+from raytrain.sweep.steady import TIME
 from raytrain.sweep.trial import VALUES, number_of
 from raytrain.sweep.trials import Trials
 from raytrain.sweep.tune_callback import Told

@@ -17,7 +17,8 @@ from raytrain.run import experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.population import FILE, Comparison, Move, Population, Report
 from raytrain.sweep.reserved import room_for
-from raytrain.sweep.schedulers import PBT, SCORE, TIME, trained
+from raytrain.sweep.schedulers import PBT, trained
+from raytrain.sweep.steady import SCORE, TIME
 from raytrain.sweep.trial import NUMBER, ROOM, STATUS, TAKE, number_of
 from raytrain.sweep.trials import Trials
 

@@ -17,12 +17,10 @@ from raytrain.optim.stages import MUTABLE, changes
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.population import Taker, perturbed
 from raytrain.sweep.space import Axis, Int
+from raytrain.sweep.steady import LEAST_REDUCTION, TIME, steady
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
-
-TIME, SCORE = "trained", "score"
-"""The names under which trials report to Tune after each validation."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class ASHA(Early):
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's AsyncHyperBandScheduler with one bracket."""
-        return tune.ASHAScheduler(
+        return steady(tune.ASHAScheduler, tune)(
             time_attr=TIME, max_t=length, grace_period=self.grace_epochs, reduction_factor=self.reduction_factor
         )
 
@@ -127,7 +125,12 @@ class ASHA(Early):
 @dataclass(frozen=True)
 class HyperBand(ASHA):
     """HyperBand (Li et al., 2018): successive halving with several trades of trials against their length at once;
-    trials of a rung wait for each other. Rungs are `grace_epochs`, or a multiple of them."""
+    trials of a rung wait for each other. Rungs are `grace_epochs`, or a multiple of them. `reduction_factor` is 2 or
+    more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        config.check(self, reduction_factor=at_least(LEAST_REDUCTION))
 
     @property
     def unit_epochs(self) -> int:
@@ -275,56 +278,6 @@ class PB2(PBT):
 
         with _seeded(taker.words):
             return chosen(taker)
-
-
-def steady(kind: type[TrialScheduler], tune: Any) -> Any:
-    """Return a class of Tune's schedulers whose decisions do not depend on lost processes and resumed sweeps.
-
-    After the loss of its process a trial reports all its validations again. HyperBand would move it to the newest
-    bracket, or compare it before it is back, and the rule of the median would count the validations twice. In a resumed
-    sweep HyperBand would not stop what waits for trials that had ended before.
-
-    Args:
-        tune: the module `ray.tune.schedulers`.
-    """
-
-    class KeepingBrackets(kind):
-        def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-            known: set[Any] = vars(self).setdefault("known", set())
-            if trial not in known:
-                known.add(trial)
-                super().on_trial_add(tune_controller, trial)
-
-        def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-            if trial.status != trial.ERROR:
-                super().on_trial_error(tune_controller, trial)
-                return
-            reports = vars(self)["_trial_info"][trial][0]._live_trials  # Tune starts it again, and it reports again
-            if trial in reports:
-                reports[trial] = None
-
-        def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-            super().on_trial_remove(tune_controller, trial)
-            bracket = vars(self)["_trial_info"][trial][0]
-            if bracket.finished():
-                bracket.cleanup_full(tune_controller)
-
-        def _process_bracket(self, tune_controller: Any, bracket: Any) -> Any:
-            try:
-                return super()._process_bracket(tune_controller, bracket)  # type: ignore[misc]
-            finally:
-                bracket.is_being_processed = False  # Tune leaves it True, and then compares nothing more
-
-    class HearingOnce(kind):
-        def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-            known = vars(self)["_results"].get(trial)
-            if known and result[TIME] <= known[-1][TIME]:
-                return self.CONTINUE
-            return super().on_trial_result(tune_controller, trial, result)
-
-    if issubclass(kind, tune.HyperBandScheduler):
-        return KeepingBrackets
-    return HearingOnce if issubclass(kind, tune.MedianStoppingRule) else kind
 
 
 @contextlib.contextmanager

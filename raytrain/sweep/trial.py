@@ -26,8 +26,9 @@ from raytrain.sweep.objective import Objective
 from raytrain.sweep.on_nodes import Node
 from raytrain.sweep.pool import adopt, keep
 from raytrain.sweep.population import Move
-from raytrain.sweep.schedulers import SCORE, TIME, trained
+from raytrain.sweep.schedulers import trained
 from raytrain.sweep.space import apply
+from raytrain.sweep.steady import SCORE, TIME
 
 NUMBER = "trial"
 """The trial's number in Tune's configuration, beside the values of its axes."""

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from raytrain import config, errors
 from raytrain.config import at_least
 from raytrain.sweep.objective import Objective
-from raytrain.sweep.schedulers import SCORE, TIME, Early, steady
+from raytrain.sweep.schedulers import Early
 from raytrain.sweep.space import Axis
+from raytrain.sweep.steady import LEAST_REDUCTION, SCORE, TIME, steady
 from raytrain.user_code.wrappers import Wrapped, Wraps, target_of, where_is
 
 
@@ -89,4 +90,6 @@ class TuneScheduler(Wrapped, Early):
         if isinstance(found, tune.HyperBandForBOHB):
             what = f"{type(found).__name__} tells a TuneBOHB of each pause, and a sweep has none"
             raise errors.UserError(what, "in Sweep.scheduler", "use HyperBand(), or ASHA() with TPE()")
+        if isinstance(found, tune.HyperBandScheduler) and found._eta < LEAST_REDUCTION:
+            raise errors.out_of_range("reduction_factor", found._eta, f"of at least {LEAST_REDUCTION}", name)
         return found

@@ -10,7 +10,7 @@ from ray.tune import schedulers
 from ray.tune.experiment import Trial
 
 from raytrain import HyperBand, TuneScheduler
-from raytrain.sweep.schedulers import SCORE, TIME
+from raytrain.sweep.steady import SCORE, TIME
 
 LENGTH = 40
 

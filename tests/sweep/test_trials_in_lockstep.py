@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 from raytrain import PBT, Uniform
 from raytrain.sweep.lockstep import Lockstep
 from raytrain.sweep.population import Move, Population
-from raytrain.sweep.schedulers import SCORE, TIME
+from raytrain.sweep.steady import SCORE, TIME
 from raytrain.sweep.trial import STATUS, TAKE
 
 AXES = (Uniform("optimizer.lr", 0.0, 1.0),)

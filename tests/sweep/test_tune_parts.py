@@ -38,8 +38,9 @@ from raytrain.run import experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.attempt import Attempt
 from raytrain.sweep.callbacks import _Forward
-from raytrain.sweep.schedulers import SCORE, TIME, trained
+from raytrain.sweep.schedulers import trained
 from raytrain.sweep.search import NoValues
+from raytrain.sweep.steady import SCORE, TIME
 from raytrain.sweep.sweep import load, to_dict
 from raytrain.sweep.trial import Trial
 from raytrain.sweep.trials import Trials

@@ -23,7 +23,7 @@ from raytrain import MedianStopping, TuneScheduler
 from raytrain.driver.endings import HostLost, RunFailed
 from raytrain.driver.failures import end_of_actor
 from raytrain.driver.ray_internals import tune_recovery
-from raytrain.sweep.schedulers import SCORE, TIME
+from raytrain.sweep.steady import SCORE, TIME
 from raytrain.sweep.tuning import _lost_its_host
 
 
