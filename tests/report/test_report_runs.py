@@ -53,6 +53,21 @@ def test_runs_and_sweeps_are_listed_without_trials(root: Path, capsys: Capture) 
     assert sweep["best"] == answer["trials"][answer["best"]]["objective"][0]
 
 
+def test_the_best_of_a_sweep_with_repeats_is_a_mean(tmp_path: Path, capsys: Capture) -> None:
+    """The best repeat of a configuration is better than what the configuration reaches."""
+    trials = [
+        {"number": n, "status": "completed", "objective": [value]} for n, value in enumerate((0.7, 0.6, 0.5, 0.9))
+    ]
+    rows = [
+        {"number": n, "trials": [2 * n, 2 * n + 1], "whole": True, "objectives": [{"values": values, "mean": mean}]}
+        for n, values, mean in ((1, [0.5, 0.9], 0.7), (0, [0.7, 0.6], 0.65))
+    ]
+    answer = {"status": "completed", "objectives": [{"name": "val_accuracy", "mode": "max"}], "best": 3}
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(answer | {"trials": trials, "configurations": rows}))
+    assert listed(capsys, tmp_path)[0]["best"] == 0.7
+
+
 def test_the_order_is_what_was_asked_for(root: Path, capsys: Capture) -> None:
     def names(by: str) -> list[str]:
         return [one["name"] for one in listed(capsys, root, "--sort", by) if one["kind"] == "run"]
