@@ -78,8 +78,8 @@ def recommended(results: Results) -> Configuration | None:
 
 def flags(answer: dict[str, Any], chosen: Configuration) -> list[str]:
     """Return the flags that give an experiment the values of a configuration, and the learning rate that goes with
-    them."""
-    found = {path: chosen.values[path] for path in AXES if chosen.values.get(path) is not None}
+    them. They name whole batches too: the experiment may have micro-batches."""
+    found = {path: chosen.values.get(path) for path in AXES}
     sweep = answer.get("sweep")
     base = sweep.get("experiment") if isinstance(sweep, dict) else None
     if isinstance(base, dict):

@@ -15,6 +15,7 @@ from raytrain import MLP, Augment, Deterministic, Digits, Experiment, Scaling, U
 from raytrain.cli.flags import precision_and_batch as flags
 from raytrain.driver.resources import Node, Resources
 from raytrain.report import precision_and_batch as report
+from raytrain.report.trials import Results
 from raytrain.run import experiment_file
 from raytrain.sweep import repeats
 from raytrain.sweep.precision_and_batch import precision_and_batch
@@ -122,6 +123,12 @@ def test_the_fastest_of_the_best_is_recommended(tmp_path: Path) -> None:
     )
     flags = "--precision fp32 --batch_size 64 --micro_batch_size 32 --lr_scaling linear --lr_batch_size 64"
     assert said["as flags"] == flags
+
+    chosen = report.recommended(Results.of(found))
+    assert chosen is not None
+    whole = replace(chosen, values={"precision": "fp32", "batch_size": 32})
+    says = ["--precision", "fp32", "--batch_size", "32", "--micro_batch_size", "None"]
+    assert report.flags(found, whole)[:6] == says, "the experiment may have micro-batches"
 
     (tmp_path / "sweep.json").write_text(json.dumps(found))
     report.write(tmp_path, found)
