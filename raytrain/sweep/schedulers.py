@@ -259,8 +259,8 @@ class PBT(Early):
 
 @dataclass(frozen=True)
 class PB2(PBT):
-    """Population-based bandits (Parker-Holder et al., 2020): as PBT, with new values from a Gaussian process. Needs
-    scikit-learn."""
+    """Population-based bandits (Parker-Holder et al., 2020): as PBT, with new values from a Gaussian process; while it
+    has nothing to learn from, as at the first comparison, those of PBT. Needs scikit-learn."""
 
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """Ranges alone, and scikit-learn."""
@@ -277,7 +277,9 @@ class PB2(PBT):
         from raytrain.sweep.bandits import chosen  # scikit-learn
 
         with _seeded(taker.words):
-            return chosen(taker)
+            found = chosen(taker)
+        # Tune's keeps the donor's values where it knows nothing: such a trial would repeat the donor bit for bit.
+        return super().explored(taker) if found == {**taker.values} else found
 
 
 @contextlib.contextmanager
