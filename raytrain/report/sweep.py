@@ -80,7 +80,7 @@ class Table(Logger):
         new = [
             place
             for place, record in enumerate(records)
-            if record["status"] not in ("pending", "running") and _said(record) not in self._said
+            if record["status"] not in ("pending", "running", "paused") and _said(record) not in self._said
         ]
         if new:
             results = Results.of(answer, self._known)

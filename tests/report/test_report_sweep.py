@@ -592,7 +592,8 @@ def test_without_a_terminal_each_trial_is_one_line() -> None:
     running = trial(0, {"optimizer.lr": 0.0123456, "precision": "fp32"}, status="running")
     done = trial(0, {"optimizer.lr": 0.0123456, "precision": "fp32"}, 0.98765)
     failed = trial(1, {"optimizer.lr": 1.0}, status="crashed", error="Error: died\nbadly", peak_memory_bytes=None)
-    for records in ([running, failed | {"status": "pending"}], [done, failed], [done, failed], [done, failed]):
+    paused = running | {"status": "paused"}
+    for records in ([running, failed | {"status": "pending"}], [paused], [done, failed], [done, failed]):
         table.trials(records, ACCURACY, 1.0)
     again = failed | {"attempts": 2, "status": "stopped", "objective": [0.5], "error": None}
     table.trials([done, again], ACCURACY, 2.0)
