@@ -28,6 +28,7 @@ from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, read_batc
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
+from raytrain.optim.torch_optimizer import check_kind
 from raytrain.parallel.strategy import mapped
 from raytrain.run.exported import open_model
 from raytrain.tasks.metric import Metric
@@ -134,9 +135,8 @@ class _Step:
         seconds = time.thread_time() - started
         if seconds > _SLOW_SECONDS:
             check_last(e, self.index, self.module, batch, self.precision)
-            return [
-                f"backward pass and evaluation were not tried: a pass of {len(batch)} samples takes {seconds:.1f} s"
-            ]
+            note = f"backward pass and evaluation were not tried: a pass of {len(batch)} samples takes {seconds:.1f} s"
+            return [note]
         with self.calling("the backward pass fails", batch, self.loss_at):
             self.precision.scaled(loss / count).backward()
         for name, parameter in self.module.named_parameters():
@@ -205,6 +205,7 @@ class _Step:
         how = "write `return torch.optim.RMSprop(parameters, lr=self.lr)`, with another optimizer as you like"
         if not isinstance(found, torch.optim.Optimizer):
             raise UserError(f"build() must return an optimizer of torch, got {_kind(found)}", where, how)
+        check_kind(type(found), where)
         if not all("factor" in group for group in found.param_groups):
             raise UserError("build() must hand all of `parameters` to the optimizer as they are", where, how)
         with self.calling("the optimizer's step fails", batch, where):

@@ -46,9 +46,8 @@ class TorchOptimizer(Wrapped, Optimizer):
 
     @classmethod
     def _check(cls, target: Any) -> None:
-        if isinstance(target, type) and needs_closure(target):
-            what = f"{target.__name__} evaluates the loss several times in a step, which raytrain does not support"
-            raise errors.UserError(what, "in TorchOptimizer", "use an optimizer whose step() needs no closure")
+        if isinstance(target, type):
+            check_kind(target, "in TorchOptimizer")
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         """Return the optimizer over parameters, or over groups of them."""
@@ -57,14 +56,27 @@ class TorchOptimizer(Wrapped, Optimizer):
         given = {name: value for name, value in implementation(parameters).items() if not value}
         optimizer = self._called(parameters, **given)
         target = target_of(kind)
-        if not hasattr(optimizer, "param_groups") or needs_closure(type(optimizer)):
-            what = f"{target.__name__} must return an optimizer whose step() needs no closure, got "
-            how = "let it end in `return optimizer`"
-            raise errors.UserError(what + type(optimizer).__name__, f"in {where_is(target)}", how)
+        if not hasattr(optimizer, "param_groups"):
+            what = f"{target.__name__} must return an optimizer, got {type(optimizer).__name__}"
+            raise errors.UserError(what, f"in {where_is(target)}", "let it end in `return optimizer`")
+        check_kind(type(optimizer), f"in {where_is(target)}")
         return optimizer
 
 
-def needs_closure(kind: type) -> bool:
-    """Return whether the step of an optimizer's class must be given a function that computes the loss."""
-    found = inspect.signature(kind.step).parameters.get("closure")  # type: ignore[attr-defined]
-    return found is not None and found.default is inspect.Parameter.empty
+def check_kind(kind: type, where: str) -> None:
+    """Check that the loop can use an optimizer's class.
+
+    Args:
+        where: of the error.
+
+    Raises:
+        UserError: its step must be given a function that computes the loss, or it has other weights in evaluation.
+    """
+    closure = inspect.signature(kind.step).parameters.get("closure")  # type: ignore[attr-defined]
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        what = f"{kind.__name__} evaluates the loss several times in a step, which raytrain does not support"
+        raise errors.UserError(what, where, "use an optimizer whose step() needs no closure")
+    # Schedule-free optimizers: validations and checkpoints would silently have the weights of training.
+    if callable(getattr(kind, "train", None)) and callable(getattr(kind, "eval", None)):
+        what = f"{kind.__name__} puts other weights into the model by eval(), and raytrain validates and keeps those of"
+        raise errors.UserError(f"{what} training", where, "use another optimizer; --ema_decay averages its weights")

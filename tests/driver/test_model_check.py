@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.plain_parts import Switching
 from PIL import Image
 from torch import nn
 
@@ -204,6 +205,18 @@ def test_an_optimizer_whose_state_cannot_be_read_back_is_refused() -> None:
     message = "cannot hold the state of Remembering, or not give it back, in .*; keep tensors and Python's own numbers"
     with pytest.raises(UserError, match=message):
         make(optimizer=Remembers())
+
+
+@dataclass(frozen=True)
+class Switches(Optimizer):
+    def build(self, parameters: Any) -> torch.optim.Optimizer:
+        return Switching(parameters, self.lr)
+
+
+def test_an_optimizer_with_other_weights_in_evaluation_is_refused() -> None:
+    message = "Switching puts other weights into the model by eval\\(\\), .*; use another optimizer"
+    with pytest.raises(UserError, match=message):
+        make(optimizer=Switches())
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,14 @@ class Counting(torch.optim.Optimizer):
                 parameter.add_(parameter.grad, alpha=-rate)
 
 
+class Switching(Counting):
+    """Has other weights in evaluation, as schedule-free optimizers do."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
 def without_lr(parameters: Any, speed: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=speed)
 

@@ -147,6 +147,7 @@ def test_json_cannot_put_an_optimizer_in_the_place_of_a_model() -> None:
         (lambda: TorchModel(parts.Net, width="wide"), "width = 'wide' is of the wrong type"),
         (lambda: TorchModel(parts.nothing).build((1,), 3), "nothing must return an nn.Module, got NoneType"),
         (lambda: TorchOptimizer(torch.optim.LBFGS, lr=1.0), "LBFGS evaluates the loss several times in a step"),
+        (lambda: TorchOptimizer(parts.Switching), "Switching puts other weights into the model by eval()"),
         (lambda: TorchOptimizer(torch.optim.RMSprop, lr=-1.0), "lr = -1.0 is out of range"),
         (lambda: TorchOptimizer(torch.optim.SparseAdam, weight_decay=0.1), "SparseAdam has no weight_decay"),
         (lambda: TorchOptimizer(parts.without_lr), "without_lr has no argument 'lr'"),
