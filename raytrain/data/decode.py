@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+import warnings
 import zlib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -56,6 +57,9 @@ _PNG_HEADER = struct.Struct(">IIBBBBB")
 _PNG_START = _PNG + b"\0\0\0\x0dIHDR"
 _PLAIN = {(8, 0, 0, 0, 0): "L", (8, 2, 0, 0, 0): "RGB"}
 """PNG's bit depth, colour type, compression, filter and interlace -> Pillow's mode, for the commonest images."""
+
+# Large images are refused in an error of their own. A filter for a while would not be safe in threads.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def square(raw: bytes, size: int, channels: int, resampling: Resampling = "bilinear") -> np.ndarray:

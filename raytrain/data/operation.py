@@ -31,6 +31,8 @@ class Operation:
     so and no earlier operation has made floats of them."""
     normalised: ClassVar[bool] = False
     """Whether it changes images after their normalisation. Such operations come last."""
+    clamps: ClassVar[bool] = False
+    """Whether it cuts values off at 0 and 1. The plan then refuses images that go beyond."""
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return changed images.

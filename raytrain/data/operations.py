@@ -222,6 +222,7 @@ class ColorJitter(Operation):
     """Range of the turn of the colour circle; a number h is (-h, h). Grey images have none."""
 
     draws: ClassVar[int] = 8
+    clamps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         factor: Rule = (lambda f: f >= 0 if isinstance(f, int | float) else 0 <= f[0] <= f[1], "of at least 0")

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_read
 from raytrain.data.images import PROBES
 from raytrain.data.prepare import Prepare
+from raytrain.data.transforms import full_range
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Experiment
 from raytrain.training import freezing
@@ -28,6 +29,9 @@ SAMPLES = 2
 """Samples of the step; BatchNorm needs more than one."""
 _MOST_VALUES = 4_000_000
 """Values of all images of a second attempt, which has a whole micro-batch or an even part of it."""
+
+_ROUNDING = 1e-3
+"""How far beyond 0 and 1 images may go that a resize has rounded."""
 
 
 class NotTried(Exception):
@@ -121,7 +125,7 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     """Return the first samples of training, without augmentation.
 
     Raises:
-        UserError: `data.read` fails, or an operation of the augmentation.
+        UserError: `data.read` fails, or an operation of the augmentation, or one that cuts off what images have.
         NotTried: none of them can be read.
     """
     ids = e.sampler.samples(index, e.seed, 0, np.arange(count))
@@ -139,6 +143,7 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     if index.labels is not None:
         tensors["label"] = torch.from_numpy(index.labels[ids])
     prepare = Prepare(e.data, index)
+    _check_range(e, index, tensors)
     if e.data.augment.operations:  # some may be the user's
         with calling("an operation of data.augment"):
             prepare.augmented(tensors, ids, e.seed, 0, mixed=False)
@@ -146,6 +151,23 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     if e.data.augment.mixes:
         tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
     return Batch(tensors, ids)
+
+
+def _check_range(e: Experiment, index: Index, arrays: Mapping[str, torch.Tensor]) -> None:
+    """Check that images are from 0 to 1 where an operation cuts off what is not.
+
+    Raises:
+        UserError: they are not.
+    """
+    name = next((type(one).__name__ for one in e.data.augment.operations if one.clamps), None)
+    for field in index.fields if name else ():
+        if field.kind != "image":
+            continue
+        values = arrays[field.name].double() / full_range(field.dtype)
+        low, high = float(values.min()), float(values.max())
+        if low < -_ROUNDING or high > 1 + _ROUNDING:
+            what = f"{name} cuts images off at 0 and 1, and {field.name!r} goes from {low:.4g} to {high:.4g}"
+            raise UserError(what, "in data.augment.operations", "give it images from 0 to 1, or leave it out")
 
 
 def _readable(e: Experiment, index: Index, sample: int) -> Iterator[dict[str, np.ndarray]]:

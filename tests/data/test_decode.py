@@ -261,6 +261,18 @@ def test_the_limit_holds_also_where_pillow_has_none(monkeypatch: pytest.MonkeyPa
         decode.pixels(png(10_000, 10_000, 8, 2, b""), 3)
 
 
+def test_a_refused_size_has_no_warning_of_pillow() -> None:
+    code = (
+        "import sys; from raytrain.data import decode\n"
+        "try: decode.pixels(sys.stdin.buffer.read(), 3)\n"
+        "except ValueError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=png(10_000, 10_000, 8, 2, b""), capture_output=True, check=False, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (b"10,000 x 10,000 pixels are more than 89,478,485\n", b"")
+
+
 def test_jpeg_of_many_scans_is_refused_in_time() -> None:
     raw = KINDS["progressive JPEG"]
     frame, scan = raw.index(b"\xff\xc2"), raw.rindex(b"\xff\xda")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raytrain import MLP, Augment, Digits, Experiment, HorizontalFlip, Operation
+from raytrain import MLP, Augment, ColorJitter, Data, Digits, Experiment, Field, HorizontalFlip, Index, Operation
 from raytrain.driver.first_batch import read_batch
 from raytrain.errors import UserError
 
@@ -25,3 +25,36 @@ def test_an_operation_that_fails_is_named_with_its_line() -> None:
     assert torch.equal(read_batch(good, index, 2).images, read_batch(Experiment(MLP(), Digits()), index, 2).images)
     with pytest.raises(UserError, match=r"an operation of data\.augment fails: RuntimeError: .*; correct it"):
         read_batch(Experiment(MLP(), Digits(augment=Augment(operations=(Broken(),)))), index, 2)
+
+
+@dataclass(frozen=True)
+class Floats(Data):
+    """Images of floats, perhaps normalised by their author."""
+
+    low: float = 0.0
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+
+    def index(self) -> dict[str, Index]:
+        field = Field("image", (3, 4, 4), "float32", "image")
+        return {
+            split: Index(np.zeros(4, np.int64), ("a", "b"), split=split, fields=(field,)) for split in ("train", "val")
+        }
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        images = np.linspace(self.low, 1, len(samples) * 48, dtype=np.float32)
+        return {"image": images.reshape(len(samples), 3, 4, 4)}
+
+
+def test_images_that_an_operation_would_cut_off_are_refused() -> None:
+    def tried(low: float, operation: Operation) -> None:
+        data = Floats(low=low, augment=Augment(operations=(operation,)))
+        read_batch(Experiment(MLP(), data), data.index()["train"], 2)
+
+    jitter = ColorJitter(brightness=0.1)
+    tried(0.0, jitter)
+    tried(-2.0, HorizontalFlip())
+    with pytest.raises(
+        UserError, match=r"ColorJitter cuts images off at 0 and 1, and 'image' goes from -2 to 1, in data"
+    ):
+        tried(-2.0, jitter)
