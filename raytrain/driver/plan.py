@@ -222,7 +222,7 @@ def make(
     begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module, epochs)]
     begin += recomputing.check(experiment.activation_checkpointing, module)
     begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
-    begin += check_sides(experiment, module, one, epochs)
+    begin += [*check_sides(experiment, module, one, epochs), *experiment.schedule.unreached(epochs)]
     notes, doubt = _try_step(experiment, left, module, not resumed) if surveyed is None else ([], None)
     _check_means(experiment, module)
     resources = find_resources()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from raytrain import errors
 from raytrain.config import above, check
-from raytrain.optim.schedules import Constant, History, Schedule, milestone_rule
+from raytrain.optim.schedules import Constant, History, Schedule, milestone_rule, warm_throughout
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class WarmUp(Schedule):
                 (step + 1) / ramp
             )
         return self.schedule.lr(base, step - ramp, steps_per_epoch, left, history.after(ramp))
+
+    def unreached(self, epochs: float) -> list[str]:
+        """Return a line if the warm-up takes the whole run."""
+        return warm_throughout(self.epochs, epochs) or self.schedule.unreached(epochs - self.epochs)
 
 
 @dataclass(frozen=True)
@@ -67,3 +71,10 @@ class SequentialLR(Schedule):
         length = max(end - starts[place], 1) / steps_per_epoch
         schedule, start = self.schedules[place], starts[place]
         return schedule.lr(base, step - start, steps_per_epoch, length, history.after(start))
+
+    def unreached(self, epochs: float) -> list[str]:
+        """Return a line if the last schedule never begins."""
+        if not self.milestones or self.milestones[-1] < epochs:
+            return []
+        last, start = type(self.schedules[-1]).__name__, self.milestones[-1]
+        return [f"{last} never begins: its milestone is {start:g} epochs, and training ends after {epochs:.3g}"]

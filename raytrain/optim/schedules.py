@@ -55,6 +55,11 @@ class Schedule:
         """
         return base * self.factor(step, steps_per_epoch, epochs)
 
+    def unreached(self, epochs: float) -> list[str]:
+        """Return a line for the plan if a run of so many epochs ends before a part of the schedule begins; by default
+        none."""
+        return []
+
 
 @dataclass(frozen=True)
 class Constant(Schedule):
@@ -191,6 +196,10 @@ class Cosine(Schedule):
         progress = (step - warmup) / max(1, total - warmup)
         return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
+    def unreached(self, epochs: float) -> list[str]:
+        """Return a line if the warm-up takes the whole run."""
+        return warm_throughout(self.warmup_epochs, epochs)
+
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
@@ -238,6 +247,13 @@ class Rising(Schedule):
     def factor(self, step: int, steps_per_epoch: int, epochs: float) -> float:
         """Return the learning rate, which grows by the same factor in every step."""
         return self.low * (self.high / self.low) ** (step / (self.steps - 1))
+
+
+def warm_throughout(warmup: float, epochs: float) -> list[str]:
+    """Return a line for the plan if a warm-up of so many epochs does not end before the run."""
+    if warmup < epochs:
+        return []
+    return [f"the learning rate rises to the end: the warm-up takes {warmup:g} epochs, and training {epochs:.3g}"]
 
 
 def _share(step: int, steps_per_epoch: int, epochs: float) -> float:

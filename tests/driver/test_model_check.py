@@ -17,6 +17,7 @@ from torch import nn
 from raytrain import (
     CNN,
     Augment,
+    Cosine,
     Data,
     Deterministic,
     Digits,
@@ -31,8 +32,12 @@ from raytrain import (
     Progressive,
     Regression,
     Scaling,
+    Schedule,
+    SequentialLR,
     SimpleModel,
+    StepLR,
     UserError,
+    WarmUp,
 )
 from raytrain.driver import plan
 from raytrain.driver.plan import Plan
@@ -184,6 +189,23 @@ def test_what_counts_epochs_knows_a_run_in_steps() -> None:
     grows = replace(Digits(), augment=Augment(progressive=Progressive(start=4, multiple=2)))
     (note,) = [note for note in make(model=Pooled(), data=grows, steps=40).notes if "images grow" in note]
     assert note == "images grow: 4 pixels from epoch 1, 6 pixels from epoch 2, 8 pixels from epoch 4"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "note"),
+    [
+        (Cosine(warmup_epochs=2.5), "the learning rate rises to the end: the warm-up takes 2.5 epochs, and training 2"),
+        (WarmUp(StepLR(), epochs=2), "the learning rate rises to the end: the warm-up takes 2 epochs, and training 2"),
+        (WarmUp(Cosine(warmup_epochs=1), epochs=1), "the learning rate rises to the end: the warm-up takes 1 epochs"),
+        (SequentialLR((StepLR(), Cosine()), (2,)), "Cosine never begins: its milestone is 2 epochs, and training ends"),
+        (Cosine(warmup_epochs=1), ""),
+        (WarmUp(StepLR(), epochs=1.5), ""),
+        (SequentialLR((StepLR(), Cosine()), (1.9,)), ""),
+    ],
+)
+def test_a_part_of_a_schedule_beyond_the_end_is_noted(schedule: Schedule, note: str) -> None:
+    found = [one for one in make(schedule=schedule, epochs=2).notes if "rises to" in one or "never begins" in one]
+    assert len(found) == bool(note) and all(one.startswith(note) for one in found)
 
 
 class Remembering(torch.optim.Optimizer):
