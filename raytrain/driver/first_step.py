@@ -24,6 +24,7 @@ from torch import nn
 from raytrain import order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
+from raytrain.driver import unsaved
 from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, read_batch, sizes
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
@@ -82,8 +83,9 @@ def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn
                 return []
             module = _built(module, build)
         for size in sizes(e, index):
+            before = unsaved.buffers(module)
             try:
-                return _Step(e, index, module, fresh).run(read_batch(e, index, size))
+                return _Step(e, index, module, fresh).run(read_batch(e, index, size)) + unsaved.notes(before, module)
             except UserError as error:
                 if error.__cause__ is None:
                     raise
@@ -349,11 +351,9 @@ def _works_without_values(e: Experiment, index: Index, module: nn.Module) -> boo
         loss, _ = step.loss(shapes)
         loss.backward()
         check_last(e, index, module, shapes, step.precision)
-    except UserError as error:
-        if error.__cause__ is None:
+    except Exception as error:
+        if isinstance(error, UserError) and error.__cause__ is None:
             raise
-        return False
-    except Exception:
         return False
     finally:
         module.zero_grad(set_to_none=True)

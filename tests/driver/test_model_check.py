@@ -52,6 +52,8 @@ def make(**fields: Any) -> Plan:
 class Net(nn.Module):
     """A linear layer with something unusual besides."""
 
+    mean: torch.Tensor
+
     def __init__(self, classes: int, what: str):
         super().__init__()
         self.what, self.head = what, nn.Linear(64, classes)
@@ -61,6 +63,8 @@ class Net(nn.Module):
         self.register_buffer("cache", None, persistent=what != "own cache")
         if what == "complex128":
             self.register_buffer("phases", torch.ones(2, dtype=torch.complex128))
+        if what == "own mean":
+            self.register_buffer("mean", torch.zeros(64), persistent=False)
         if what == "expanded":
             self.register_buffer("grid", torch.ones(1, 64).expand(3, 64))
 
@@ -74,6 +78,9 @@ class Net(nn.Module):
         found = images.flatten(1)
         if self.what.endswith("cache") and self.cache is None:
             self.cache = torch.ones(64)
+        if self.what == "own mean" and self.training:
+            self.mean.lerp_(found.detach().mean(0), 0.1)
+            found = found - self.mean
         if self.table is not None and self.what == "sparse":
             found = found + self.table(torch.zeros(len(images), dtype=torch.int64))
         return self.head(found)
@@ -104,7 +111,14 @@ def test_what_no_checkpoint_or_exchange_can_hold_is_refused(what: str, message: 
 
 
 def test_a_cache_that_checkpoints_leave_out_is_allowed() -> None:
-    make(model=Unusual("own cache"))
+    assert not [note for note in make(model=Unusual("own cache")).notes if "checkpoints" in note]
+
+
+def test_a_mean_that_checkpoints_leave_out_is_noted() -> None:
+    [note] = [note for note in make(model=Unusual("own mean")).notes if "checkpoints" in note]
+    assert note.startswith(
+        "training changes the buffer mean, which checkpoints do not have (persistent=False): a resumed"
+    )
 
 
 @dataclass(frozen=True)
