@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from raytrain import errors
@@ -14,6 +14,14 @@ from raytrain.data.progressive import Progressive
 _SHARE: Rule = (lambda share: 0 <= share <= 1, "in [0, 1]")
 _FLAT = {"crop": "center", "padding": 0, "flip": 0.0, "policy": "none", "erase": 0.0}
 """The fields that have operations of their own, and their defaults."""
+_PARTS = {
+    "padding": ("crop", "random"),
+    "scale": ("crop", "random_resized"),
+    "ratio": ("crop", "random_resized"),
+    "policy_ops": ("policy", "randaugment"),
+    "policy_magnitude": ("policy", "randaugment"),
+}
+"""The fields that belong to a value of another one."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,15 @@ class Augment:
             raise errors.UserError(
                 f"{name} changes normalised images, and another operation follows", "in Augment", f"put {name} last"
             )
+
+    def idle(self) -> list[str]:
+        """Return a line for the plan for each value that does nothing beside the others."""
+        given = {one.name: getattr(self, one.name) != one.default for one in fields(self)}
+        return [
+            f"data.augment.{name} does nothing: it is for {of}={wanted!r}, and {of} is {getattr(self, of)!r}"
+            for name, (of, wanted) in _PARTS.items()
+            if given[name] and getattr(self, of) != wanted
+        ]
 
     @property
     def random(self) -> bool:

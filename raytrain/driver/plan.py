@@ -219,7 +219,8 @@ def make(
     epochs = _check_epoch(experiment, left)
     teacher_check.check_all(experiment, train, epochs, new=not resumed)
     module, output = check_model(experiment, one, len(train.classes))
-    begin = [*model_input.notes(given, experiment.data), *freezing.check(experiment, module, epochs)]
+    begin = [*model_input.notes(given, experiment.data), *given.augment.idle()]
+    begin += freezing.check(experiment, module, epochs)
     begin += recomputing.check(experiment.activation_checkpointing, module)
     begin += [] if resumed else initial_weights.check(experiment.model, module, train.classes)
     begin += [*check_sides(experiment, module, one, epochs), *experiment.schedule.unreached(epochs)]

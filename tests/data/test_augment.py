@@ -53,6 +53,22 @@ def test_shapes_and_types(crop: Crop, channels: int, side: int | None, flip: flo
     assert crop_and_flip(augment, batch[:0], side, spread(augment, draws(0))).shape == (0, *result.shape[1:])
 
 
+@pytest.mark.parametrize(
+    ("fields", "idle"),
+    [
+        ({}, []),
+        ({"padding": 4}, ["data.augment.padding does nothing: it is for crop='random', and crop is 'center'"]),
+        ({"padding": 4, "crop": "random"}, []),
+        ({"scale": (0.5, 1.0), "ratio": (1.0, 1.0), "crop": "random_resized"}, []),
+        ({"policy": "trivialaugment", "policy_ops": 1}, [".policy_ops does nothing: it is for policy='randaugment'"]),
+        ({"policy": "randaugment", "policy_ops": 1}, []),
+    ],
+)
+def test_values_that_do_nothing_are_noted(fields: dict[str, Any], idle: list[str]) -> None:
+    found = Augment(**fields).idle()
+    assert len(found) == len(idle) and all(text in line for text, line in zip(idle, found, strict=True))
+
+
 def test_only_a_flip_or_a_random_crop_is_random() -> None:
     assert not Augment().random and not Augment(padding=4, policy_ops=3).random
     for augment in (Augment(policy="randaugment"), Augment(erase=0.1), Augment(mixup=0.1), Augment(cutmix=0.1)):
