@@ -109,10 +109,6 @@ def no_such_file(path: Path | str, what: str, meant: Iterable[object] = ()) -> U
     )
 
 
-def no_data(root: Path | str, wants: str, how: str) -> UserError:
-    return UserError(f"no {wants} there", root, how)
-
-
 def no_root(source: str) -> UserError:
     return UserError("data.root is not set", f"in {source}", "say where the data is: --data.root DIR")
 

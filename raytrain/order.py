@@ -99,6 +99,11 @@ def uniform(seed: int, epoch: int, ids: np.ndarray, draws: int) -> np.ndarray:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def spread(count: int, most: int) -> np.ndarray:
+    """Return numbers below `count`, evenly spread, int64 [min(count, most)]: which samples of many to look at."""
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
+
 def stratified(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split samples into two parts with the same share of every class, at least one of each class in both.
 

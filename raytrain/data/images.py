@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from raytrain import errors
+from raytrain import errors, order
 from raytrain.config import above, at_least, check
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Data, Index
@@ -259,7 +259,7 @@ class Images(Data):
         """Return what becomes of the images' pixels, and a size that fits if they are enlarged much."""
         if index.paths is None or not self.decodes:
             return []
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
+        chosen = order.spread(len(index), _MEASURED)
         found = [self.pixel_size(index, int(sample)) for sample in chosen]
         found = sorted((size for size in found if size), key=min)
         if not found:
@@ -331,7 +331,7 @@ class FileImages(Images):
         known = None if entry is None else files.known_bad(entry, index)
         if known is not None:
             return known
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), PROBES)).astype(np.int64))
+        chosen = order.spread(len(index), PROBES)
         root, names = self._base(), index.names(chosen)
         if "://" in root or any("://" in name for name in names):
             return files.probe_some(root, names, self.channels)

@@ -17,6 +17,7 @@ from raytrain.config import check
 from raytrain.data.images import FileImages
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
+from raytrain.order import spread
 
 IGNORED = 255
 """What pixels without a class have in a mask; `Segmentation.ignore_index` by default."""
@@ -102,7 +103,7 @@ class MaskedImages(FileImages):
         notes = super().size_notes(index)
         if self.masked:
             with contextlib.suppress(errors.BadSample):  # training says so, or skips it
-                notes.append(note(list(self.encoded_masks(index, looked_at(len(index)))), self.mask_values))
+                notes.append(note(list(self.encoded_masks(index, spread(len(index), _LOOKED_AT))), self.mask_values))
         return notes
 
 
@@ -218,11 +219,6 @@ def numbers(raws: Iterable[bytes]) -> set[int]:
         with contextlib.suppress(ValueError):  # training says so, or skips it
             seen |= set(np.unique(with_pillow().decode.numbers(raw)).tolist())
     return seen
-
-
-def looked_at(count: int, most: int = _LOOKED_AT) -> np.ndarray:
-    """Return the samples whose masks are looked at, of so many: by a plan, or as many as given."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def _classes(numbers: np.ndarray, values: tuple[int, ...]) -> np.ndarray:

@@ -18,6 +18,7 @@ from raytrain.driver.sizing import reading_threads
 from raytrain.errors import BadSample, no_room
 from raytrain.experiment import Experiment
 from raytrain.files import size
+from raytrain.order import spread
 
 _SHARE = 0.25
 """Share of the smallest node's memory up to which samples may be resident."""
@@ -211,8 +212,7 @@ def _remote(data: Data, index: Index) -> bool:
 
 def _rate(data: Data, index: Index) -> float | None:
     """Return the samples that one thread reads in a second; None where none is read."""
-    chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _READ)).astype(np.int64))
-    return _measured(lambda sample: data.read(index, np.array([sample])), chosen)
+    return _measured(lambda sample: data.read(index, np.array([sample])), spread(len(index), _READ))
 
 
 def _decoding_rate(data: Data, index: Index) -> float | None:

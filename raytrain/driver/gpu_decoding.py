@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 
-import numpy as np
-
 from raytrain.data import Data, Images, Index, Mixed, decode
 from raytrain.data.decode_gpu import has_nvjpeg
 from raytrain.errors import BadSample, UserError
 from raytrain.experiment import Scaling
+from raytrain.order import spread
 
 _LOOKED_AT = 32
 """Images whose kind the plan looks up."""
@@ -58,7 +57,7 @@ def _sources(data: Data) -> list[Data]:
 
 def _for_cpu(data: Images, index: Index) -> tuple[int, int]:
     """Return how many of some images are left to the CPU, and how many these are."""
-    chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(np.int64))
+    chosen = spread(len(index), _LOOKED_AT)
     try:
         pixels = [decode.pixels_for_gpu(raw) for raw in data.encoded(index, chosen)]
     except BadSample:  # the plan names it, or it may be skipped

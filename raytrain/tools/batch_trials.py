@@ -126,7 +126,7 @@ def _prepare(folder: Path, planned: Plan, search: Search, source: Path | None) -
 
 def _some_samples(data: Data, index: Index) -> dict[str, np.ndarray]:
     """Return arrays of readable samples that are spread over the split, each [few, ...]."""
-    few = index.take(np.linspace(0, len(index) - 1, min(_IMAGES, len(index))).astype(np.int64))
+    few = index.take(order.spread(len(index), _IMAGES))
     reader = Direct(data, few)
     for samples, arrays in reader.read(Epoch(order.Shard(len(few), len(few), 0, 1), 0, None)):
         if len(samples):

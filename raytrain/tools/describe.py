@@ -20,6 +20,7 @@ from raytrain.data.blocks import bad_text, read_part
 from raytrain.data.checks import checked_further, checked_indices
 from raytrain.data.font import font
 from raytrain.data.image_files import pixel_size_of
+from raytrain.order import spread
 from raytrain.user_code.places import calling
 
 _CHUNK, _THREADS = 16, 4
@@ -219,8 +220,7 @@ def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, 
 
 def _chosen(index: Index, share: float) -> np.ndarray:
     """Return samples of a split, evenly chosen, int64 [k]."""
-    count = max(1, min(len(index), round(len(index) * share)))
-    return np.unique(np.linspace(0, len(index) - 1, count).astype(np.int64))
+    return spread(len(index), max(1, round(len(index) * share)))
 
 
 def _named(data: Data) -> str:

@@ -28,7 +28,7 @@ from raytrain.data.checks import checked_indices
 from raytrain.data.prepare import Prepare
 from raytrain.data.reader import Direct, Epoch
 from raytrain.data.transforms import Normalise, center_crop
-from raytrain.order import Shard
+from raytrain.order import Shard, spread
 from raytrain.run.exported import METADATA
 from raytrain.run.run import Run
 from raytrain.tasks.task import Task
@@ -197,7 +197,7 @@ def _expected(
             one tensor of floats, or NaN.
     """
     task = run.experiment.task
-    chosen = index.take(np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLES)).astype(np.int64)))
+    chosen = index.take(spread(len(index), _SAMPLES))
     epoch = Epoch(Shard(len(chosen), _SAMPLES, 0, 1), 0, None)
     samples, arrays = next(Direct(prepare.data, chosen).read(epoch))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -18,6 +18,7 @@ from raytrain.data.images import FileImages
 from raytrain.data.maskfolder import recognised
 from raytrain.data.masks import MaskedImages
 from raytrain.files import expanded
+from raytrain.order import spread
 from raytrain.tools.new_table import Columns, as_flags, check_files, entries, is_table, of_table, table_in
 from raytrain.tools.new_tasks import classification, code, lines, predicted, quoted, segmentation
 from raytrain.tools.output import check_output
@@ -201,7 +202,7 @@ def _named(data: FileImages) -> list[str]:
 
 def _form(data: FileImages, index: Index) -> tuple[int, int]:
     """Return the side that fits typical images, and 1 channel where all that are looked at are grey."""
-    chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _LOOKED_AT)).astype(np.int64))
+    chosen = spread(len(index), _LOOKED_AT)
     sides = sorted(min(size) for sample in chosen if (size := data.pixel_size(index, int(sample))))
     typical = sides[len(sides) // 2] if sides else _SIZES[-1]
     side = max((size for size in _SIZES if size <= typical), default=typical)

@@ -13,6 +13,7 @@ from raytrain import errors
 from raytrain.data import Index, Manifest, masks
 from raytrain.data.images import FileImages
 from raytrain.data.masks import MaskedImages
+from raytrain.order import spread
 
 _MASKS = 200
 """Masks whose numbers are looked at."""
@@ -121,7 +122,7 @@ def _numbers(data: MaskedImages, index: Index) -> set[int]:
         UserError: none of these masks can be read.
     """
     found, bad = set[int](), None
-    for sample in masks.looked_at(len(index), _MASKS):
+    for sample in spread(len(index), _MASKS):
         try:
             raws = list(data.encoded_masks(index, np.array([sample])))
             found |= masks.numbers(raws)

@@ -30,6 +30,7 @@ from raytrain.data.pack_index import index_name, split_values, write_index
 from raytrain.data.packed import described
 from raytrain.data.shards import FORMAT, MANIFEST, VERSION, manifest_text, parsed, shard_name
 from raytrain.machine import host_cpus
+from raytrain.order import spread
 from raytrain.run.lock import Lock, LockHeld, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of
 from raytrain.tools.pack_samples import ROWS, Job, Part, samples
@@ -119,7 +120,7 @@ def _sample_bytes(job: Job, index: Index) -> float:
         return index.sample_bytes
     if job.codec == "original" and index.sizes is not None:
         return float(index.sizes.mean()) + index.sample_bytes - index.input.bytes
-    chosen = np.unique(np.linspace(0, len(index) - 1, min(len(index), _MEASURED)).astype(np.int64))
+    chosen = spread(len(index), _MEASURED)
     found = [one for row in chosen for _, one in samples(job, index, int(row), int(row) + 1)]
     sizes = [sum(map(len, one)) for one in found if not isinstance(one, errors.BadSample)]
     return sum(sizes) / max(1, len(sizes))
