@@ -88,8 +88,32 @@ class Early(Scheduler):
             raise _scheduler_misfit(kind, "compares by a metric of the task", "Sweep.objective")
 
 
+class _Graced(Early):
+    """The base of schedulers that give every trial some training before they compare it."""
+
+    grace_epochs: int
+    grace_steps: int | None
+
+    @property
+    def unit_steps(self) -> int | None:
+        """The steps that every trial gets."""
+        return self.grace_steps
+
+    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
+        """Trials must be longer than what every one of them gets."""
+        super().check(axes, objectives, trials, length)
+        if length > self.grace_epochs // self.unit_epochs:
+            return
+        given, where, how = f"{self.grace_steps} steps", "steps", "change that, or use another scheduler"
+        if not self.grace_steps:
+            given, where, epochs = f"{self.grace_epochs} epochs", "epochs", self.grace_epochs
+            how = f"change that, set grace_steps to fewer steps than {epochs} epochs have, or use another scheduler"
+        why = f"has nothing to save: all trials get {given} and have no more"
+        raise _scheduler_misfit(type(self).__name__, why, where, how)
+
+
 @dataclass(frozen=True)
-class ASHA(Early):
+class ASHA(_Graced):
     """Asynchronous successive halving (Li et al., 2020): a trial goes on beyond a rung, of which each has
     `reduction_factor` times the length of the one before, if it is among the best 1/`reduction_factor` there so far."""
 
@@ -104,16 +128,6 @@ class ASHA(Early):
     def __post_init__(self) -> None:
         config.check(self, grace_epochs=at_least(1), reduction_factor=above(1), grace_steps=at_least(1))
         _check_unit(self, "grace")
-
-    @property
-    def unit_steps(self) -> int | None:
-        """The steps that every trial gets."""
-        return self.grace_steps
-
-    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
-        """There must be an epoch to save."""
-        super().check(axes, objectives, trials, length)
-        _check_grace(self, length)
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's AsyncHyperBandScheduler with one bracket."""
@@ -149,7 +163,7 @@ class HyperBand(ASHA):
 
 
 @dataclass(frozen=True)
-class MedianStopping(Early):
+class MedianStopping(_Graced):
     """Ends a trial whose best validation is worse than the median of the others' means up to the same time (Golovin et
     al., 2017)."""
 
@@ -164,16 +178,6 @@ class MedianStopping(Early):
     def __post_init__(self) -> None:
         config.check(self, grace_epochs=at_least(1), samples=at_least(1), grace_steps=at_least(1))
         _check_unit(self, "grace")
-
-    @property
-    def unit_steps(self) -> int | None:
-        """The steps that every trial gets."""
-        return self.grace_steps
-
-    def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
-        """There must be an epoch to save."""
-        super().check(axes, objectives, trials, length)
-        _check_grace(self, length)
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> TrialScheduler:
         """Return Tune's MedianStoppingRule."""
@@ -317,22 +321,6 @@ def _check_unit(scheduler: Any, name: str) -> None:
     if getattr(scheduler, f"{name}_epochs") != 1 and getattr(scheduler, f"{name}_steps") is not None:
         what = f"{name}_epochs and {name}_steps both say when trials are compared"
         raise errors.UserError(what, f"in {type(scheduler).__name__}", "leave one of them out")
-
-
-def _check_grace(scheduler: ASHA | MedianStopping, length: float) -> None:
-    """Check that trials are longer than what every one of them gets.
-
-    Raises:
-        UserError: they are not.
-    """
-    kind, unit, grace = type(scheduler).__name__, scheduler.grace_steps, scheduler.grace_epochs
-    if length > grace // scheduler.unit_epochs:
-        return
-    given, where, how = f"{unit} steps", "steps", "change that, or use another scheduler"
-    if not unit:
-        given, where = f"{grace} epochs", "epochs"
-        how = f"change that, set grace_steps to fewer steps than {grace} epochs have, or use another scheduler"
-    raise _scheduler_misfit(kind, f"has nothing to save: all trials get {given} and have no more", where, how)
 
 
 def _scheduler_misfit(

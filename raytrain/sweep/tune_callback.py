@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from raytrain import config, errors
+from raytrain import config
 from raytrain.files import known_json, write_atomically
 from raytrain.sweep import record
-from raytrain.user_code.wrappers import Wrapped, Wraps, target_of, where_is
+from raytrain.user_code.wrappers import Wrapped, Wraps
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,17 +40,7 @@ class TuneCallback(Wrapped):
         Raises:
             UserError: it cannot be made.
         """
-        base, name = importlib.import_module("ray.tune").Callback, type(self).__name__
-        where = f"in {where_is(target_of(type(self)))}"
-        try:
-            found = self._called()
-        except Exception as error:
-            said = errors.one_line(f"{type(error).__name__}: {error}", 300).rstrip(".")
-            raise errors.UserError(f"{name} cannot be made: {said}", where, "change its arguments") from None
-        if not isinstance(found, base):
-            what = f"{name} must return a ray.tune.Callback, got {type(found).__name__}"
-            raise errors.UserError(what, where, "let it end in `return callback`")
-        return found
+        return self._made("callback")
 
 
 class Told:

@@ -51,38 +51,30 @@ class TuneScheduler(Wrapped, Early):
     def together(self) -> bool:
         """Whether its trials wait for each other."""
         tune = importlib.import_module("ray.tune.schedulers")
-        return self.pauses or isinstance(self._made(2), tune.HyperBandScheduler | tune.MedianStoppingRule)
+        return self.pauses or isinstance(self._scheduler(2), tune.HyperBandScheduler | tune.MedianStoppingRule)
 
     def check(self, axes: tuple[Axis, ...], objectives: tuple[Objective, ...], trials: int, length: float) -> None:
         """Check that it can be made, changes no values, and takes the objective."""
         super().check(axes, objectives, trials, length)
-        made, where = self._made(2 if math.isinf(length) else int(length)), f"in {where_is(target_of(type(self)))}"
+        made, where = self._scheduler(2 if math.isinf(length) else int(length)), f"in {where_is(target_of(type(self)))}"
         if not made.set_search_properties(SCORE, objectives[0].mode):  # Tune finds that when the data has been read
             how = "leave metric and mode out: the objective of the sweep is its metric, and has a direction"
             raise errors.UserError(f"{type(self).__name__} has a metric or a mode of its own", where, how)
 
     def build(self, tune: Any, axes: tuple[Axis, ...], length: int, seed: int) -> Any:
         """Return Tune's scheduler."""
-        found = self._made(length)
+        found = self._scheduler(length)
         found.__class__ = steady(type(found), tune)
         return found
 
-    def _made(self, length: int) -> Any:
+    def _scheduler(self, length: int) -> Any:
         """Return a new scheduler.
 
         Raises:
             UserError: it cannot be made, or is none that a sweep can run.
         """
         tune, name = importlib.import_module("ray.tune.schedulers"), type(self).__name__
-        where = f"in {where_is(target_of(type(self)))}"
-        try:
-            found = self._called(time_attr=TIME, max_t=length)
-        except Exception as error:
-            said = errors.one_line(f"{type(error).__name__}: {error}", 300).rstrip(".")
-            raise errors.UserError(f"{name} cannot be made: {said}", where, "change its arguments") from None
-        if not isinstance(found, tune.TrialScheduler):
-            what = f"{name} must return a ray.tune.schedulers.TrialScheduler, got {type(found).__name__}"
-            raise errors.UserError(what, where, "let it end in `return scheduler`")
+        found = self._made("scheduler", time_attr=TIME, max_t=length)
         changing = (tune.PopulationBasedTraining, tune.PopulationBasedTrainingReplay, tune.ResourceChangingScheduler)
         if isinstance(found, changing):
             what = f"{type(found).__name__} changes trials under way, which only PBT and PB2 may"

@@ -73,17 +73,10 @@ class TuneSearch(Wrapped, Search):
         Raises:
             UserError: it cannot be made, or refuses the axes or the objectives.
         """
-        base, name = importlib.import_module("ray.tune.search").Searcher, type(self).__name__
-        where = f"in {where_is(target_of(type(self)))}"
+        name = type(self).__name__
         _check_told(target_of(type(self)))  # before it asks for its library
         logging.getLogger("optuna").setLevel(logging.WARNING)  # it says when it makes a study
-        try:
-            found = self._called(seed=seed, random_state_seed=seed, random_state=seed)
-        except Exception as error:
-            raise errors.UserError(f"{name} cannot be made: {_said(error)}", where, "change its arguments") from None
-        if not isinstance(found, base):
-            what = f"{name} must return a ray.tune.search.Searcher, got {type(found).__name__}"
-            raise errors.UserError(what, where, "let it end in `return searcher`")
+        found = self._made("searcher", seed=seed, random_state_seed=seed, random_state=seed)
         inner = getattr(found, "searcher", found)
         _check_told(type(inner))
         known = type(inner).__module__.startswith("ray.tune.") and type(inner).__name__ != "OptunaSearch"
@@ -98,9 +91,11 @@ class TuneSearch(Wrapped, Search):
             taken = found.set_search_properties(metric, mode, {axis.path: _domain(axis) for axis in axes})
         except Exception as error:
             how = "use axes of other kinds, or another search"
-            raise errors.UserError(f"{name} cannot search these axes: {_said(error)}", "in Sweep.axes", how) from None
+            said = errors.one_line(f"{type(error).__name__}: {error}", 300).rstrip(".")
+            raise errors.UserError(f"{name} cannot search these axes: {said}", "in Sweep.axes", how) from None
         if not taken:
             what = f"{name} does not take the axes of the sweep as its space"
+            where = f"in {where_is(target_of(type(self)))}"
             raise errors.UserError(what, where, "let its set_search_properties return True, and give it no space")
         return found
 
@@ -222,7 +217,3 @@ def _from(axis: Axis, value: Any) -> Any:
     if axis.finite is not None:
         return axis.finite[_names(axis).index(value)]
     return axis.clip(int(value) if isinstance(axis, Int) else float(value))
-
-
-def _said(error: Exception) -> str:
-    return errors.one_line(f"{type(error).__name__}: {error}", 300).rstrip(".")

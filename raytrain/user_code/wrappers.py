@@ -210,6 +210,28 @@ class Wrapped(metaclass=Wrapper):
         values = {name: _lists(value) if name in listed else value for name, value in values.items()}
         return target_of(kind)(*first, **values)
 
+    def _made(self, word: str, **derived: Any) -> Any:
+        """Return the result of the target, of the class that it wraps.
+
+        Args:
+            word: what the target makes.
+            derived: as for `_called`.
+
+        Raises:
+            UserError: the target raises an error, or returns something else.
+        """
+        name, (module, base) = type(self).__name__, self._wraps.plain
+        where = f"in {where_is(target_of(type(self)))}"
+        try:
+            found = self._called(**derived)
+        except Exception as error:
+            said = errors.one_line(f"{type(error).__name__}: {error}", 300).rstrip(".")
+            raise errors.UserError(f"{name} cannot be made: {said}", where, "change its arguments") from None
+        if not isinstance(found, getattr(importlib.import_module(module), base)):
+            what = f"{name} must return a {module}.{base}, got {type(found).__name__}"
+            raise errors.UserError(what, where, f"let it end in `return {word}`")
+        return found
+
 
 def target_of(kind: type) -> Any:
     """Return what a wrapper's dataclass calls; None for any other class."""

@@ -91,7 +91,7 @@ def test_asha_takes_a_missing_score_for_the_worst(mode: str) -> None:
     "make",
     [
         lambda: HyperBand(reduction_factor=1.5),
-        lambda: TuneScheduler(schedulers.HyperBandScheduler, reduction_factor=1.5)._made(9),
+        lambda: TuneScheduler(schedulers.HyperBandScheduler, reduction_factor=1.5)._scheduler(9),
     ],
 )
 def test_hyperband_refuses_rungs_that_may_not_grow(make: Any) -> None:
