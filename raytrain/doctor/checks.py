@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from raytrain import errors
 from raytrain.doctor.facts import Facts
 from raytrain.files import size
 
@@ -165,9 +166,8 @@ def check_reachable(machine: Facts, survey: Survey) -> Verdict | None:
     if survey.address is None or machine is survey.here:  # the head is connected, or there would be no survey
         return None
     if machine.unreachable:
-        what = f"nothing answers from there at {', '.join(machine.unreachable[:4])}"
-        more = f" and {len(machine.unreachable) - 4} more" if len(machine.unreachable) > 4 else ""
-        return Verdict("failure", what + more, "open all ports between the nodes, and to nothing else")
+        what = f"nothing answers from there at {errors.listed(machine.unreachable, 4)}"
+        return Verdict("failure", what, "open all ports between the nodes, and to nothing else")
     return Verdict("ok", "the head and all other nodes")
 
 

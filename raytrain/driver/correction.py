@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ RESUMABLE = (
 """The values that a run which goes on may change, with all that is below them."""
 
 
-_NAMED = 4
-"""How many tensors or values a message names."""
+listed = partial(errors.listed, limit=4)
+"""Lists tensors or values in a message."""
 
 
 def may_change(path: str) -> bool:
@@ -126,12 +126,6 @@ class Correction:
 
     def _step(self) -> int:
         return step_of(remote.newest(self.run.path)) or 0
-
-
-def listed(parts: Iterable[str]) -> str:
-    """Return the first names of a list, and how many more there are."""
-    names: Sequence[str] = list(parts)
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from raytrain import errors
 from raytrain.machine import host_cpus, host_memory
 
 
@@ -105,11 +106,8 @@ class Resources:
     @property
     def listed(self) -> str:
         """The nodes for people."""
-        names = [
-            f"{node.name} ({node.cpus:g} CPUs" + (f", {node.gpus:g} GPUs)" if node.gpus else ")")
-            for node in self.by_node
-        ]
-        return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        gpus = (f", {node.gpus:g} GPUs" if node.gpus else "" for node in self.by_node)
+        return errors.listed(map("{0.name} ({0.cpus:g} CPUs{1})".format, self.by_node, gpus), 4)
 
 
 def local_resources() -> Resources:

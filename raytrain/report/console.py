@@ -311,7 +311,7 @@ def show_evaluation(result: dict[str, Any], where: str) -> None:
         if isinstance(value, int | float)
     ]
     if skipped := result["skipped"]:
-        facts.append(("skipped", ", ".join(skipped[:3]) + (f" and {len(skipped) - 3} more" if skipped[3:] else "")))
+        facts.append(("skipped", errors.listed(skipped, 3)))
     show_facts(terminal(), f"{result['checkpoint']} on {result['split']}, of {where}", facts)
     _show_classes(result.get("per_class", []))
 

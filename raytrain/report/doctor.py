@@ -7,6 +7,7 @@ import json
 
 from rich.text import Text
 
+from raytrain import errors
 from raytrain.doctor import Finding, Survey
 from raytrain.report.console import terminal
 from raytrain.report.layout import columns, folded
@@ -53,4 +54,4 @@ def _together(names: list[str], survey: Survey) -> str:
     nodes = [name for name in names if name != survey.here.name]
     if len(nodes) > 1 and len(nodes) == len(survey.nodes) + len(survey.silent):
         return ", ".join([*names[: len(names) - len(nodes)], "all nodes"])
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return errors.listed(names, 4)

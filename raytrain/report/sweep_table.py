@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from raytrain import errors
 from raytrain.report import trials as read
 from raytrain.report.console import clock
 from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, apart, cut, figure, number
@@ -111,10 +112,8 @@ def what_happened(results: Results, limit: int) -> list[str]:
     ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[1][0]))
     lines = []
     for (word, error), numbers in ordered[:limit]:
-        listed = ", ".join(map(str, numbers[:6])) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
-        lines.append(
-            f"trial{'s' if len(numbers) > 1 else ''} {listed} {word}" + (f": {cut(error, _LONGEST)}" if error else "")
-        )
+        which = f"trial{'s' if len(numbers) > 1 else ''} {errors.listed(numbers, 6)}"
+        lines.append(f"{which} {word}" + (f": {cut(error, _LONGEST)}" if error else ""))
     if limit and len(ordered) > limit:
         rest = sum(len(numbers) for _, numbers in ordered[limit - 1 :])
         lines[limit - 1 :] = [f"{rest} other trials failed in {len(ordered) - limit + 1} other ways"]
