@@ -16,8 +16,6 @@ from raytrain import errors
 from raytrain.config import above, check
 from raytrain.experiment import Experiment
 
-_IMAGES = 64
-"""How many images are read, to stand for all."""
 _MARGIN = 0.95
 """A less exact precision is suggested if its step takes at most this share of a more exact one's time."""
 
@@ -46,7 +44,7 @@ class Trial:
         outcome: it fits, is too large for the memory (full), or fails for another reason.
         peak_bytes: memory of the worker that took most, beside what PyTorch takes by itself; on a GPU the device's.
             None where it does not fit.
-        samples_per_second: of all workers together; None if it was not timed.
+        samples_per_second: of all workers together; None where it does not fit.
         why: the reason why it does not fit or fails, in one line.
     """
 

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -54,43 +53,18 @@ def find(
     Raises:
         UserError: the experiment cannot be run, or every micro-batch fails for another reason than memory.
     """
-    with _probes(value, search, source, observer or Logger()) as probes:
-        return [Found(name, probes.search(name, timed=True)) for name in probes.precisions]
-
-
-def find_largest(
-    value: Experiment, memory: float | None = None, source: Path | None = None, observer: Logger | None = None
-) -> Trial | None:
-    """Return the largest micro-batch that fits in the experiment's own precision (fp32 for auto), without timing.
-
-    Args:
-        memory: GiB that a worker may use, as in `Search`.
-        source: as in `find`.
-        observer: as in `find`.
-
-    Raises:
-        UserError: as in `find`.
-    """
-    precision = "fp32" if value.precision == "auto" else value.precision
-    with _probes(value, Search((precision,), memory), source, observer or Logger()) as probes:
-        return Found(precision, probes.search(precision, timed=False)).largest
-
-
-@contextlib.contextmanager
-def _probes(value: Experiment, search: Search, source: Path | None, observer: Logger) -> Iterator[_Probes]:
-    """Plan, read some samples, and stop all processes at the end, also after an error or a signal."""
     augment = replace(value.data.augment, progressive=Progressive())  # the largest images take the most memory
     value = replace(value, data=replace(value.data, augment=augment))
     planned = plan.make(replace(value, precision="fp32", micro_batch_size=None), resources.local_resources, "")
     precisions = _precisions(planned.experiment, search)
+    observer = observer or Logger()
     observer.planned(planned.lines())
-    with tempfile.TemporaryDirectory(prefix="raytrain-batch-") as name:
-        folder = Path(name)
-        _prepare(folder, planned, search, source)
-        probes = _Probes(folder, planned, precisions, observer)
+    with tempfile.TemporaryDirectory(prefix="raytrain-batch-") as folder:
+        _prepare(Path(folder), planned, search, source)
+        probes = _Probes(Path(folder), planned, observer)
         try:
-            yield probes
-        finally:
+            return [Found(name, probes.search(name)) for name in precisions]
+        finally:  # also after an error or a signal
             probes.stop()
 
 
@@ -137,19 +111,19 @@ def _some_samples(data: Data, index: Index) -> dict[str, np.ndarray]:
 class _Probes:
     """The processes, one per rank: started with the first trial, and again after one of them died."""
 
-    def __init__(self, folder: Path, planned: Plan, precisions: list[str], observer: Logger):
-        self.folder, self.value, self.precisions, self.observer = folder, planned.experiment, precisions, observer
+    def __init__(self, folder: Path, planned: Plan, observer: Logger):
+        self.folder, self.value, self.observer = folder, planned.experiment, observer
         self._gpus = int(planned.resources.gpus)
         self._starts = count()
         self._processes: list[subprocess.Popen[str]] = []
 
-    def search(self, precision: str, timed: bool) -> tuple[Trial, ...]:
+    def search(self, precision: str) -> tuple[Trial, ...]:
         """Try micro-batches in one precision.
 
         Raises:
             UserError: every micro-batch fails for another reason than memory.
         """
-        trials = doubling(sizes(self.value), lambda size: self.attempt(precision, size, timed))
+        trials = doubling(sizes(self.value), lambda size: self.attempt(precision, size))
         if all(trial.outcome == "fails" for trial in trials):
             raise errors.UserError(
                 f"no training step in {precision} works, whatever the micro-batch: {trials[-1].why!s}",
@@ -158,7 +132,7 @@ class _Probes:
             )
         return trials
 
-    def attempt(self, precision: str, size: int, timed: bool) -> Trial:
+    def attempt(self, precision: str, size: int) -> Trial:
         """Try one micro-batch on all ranks: it fits if it fits on each.
 
         A micro-batch that does not fit is tried again in new processes: the memory of a used one is fragmented.
@@ -168,18 +142,18 @@ class _Probes:
         if new:
             self._start()
         value = replace(self.value, micro_batch_size=size)
-        answers = self._ask({"precision": precision, "micro_batch": size, "timed": timed})
+        answers = self._ask({"precision": precision, "micro_batch": size})
         failed = next((answer for answer in answers if answer and "peak" not in answer), None)
         if failed is not None:
             if "error" not in failed or len(self._processes) > 1:  # the others may wait for it in vain
                 self.stop()
             if "error" not in failed and not new:
-                return self.attempt(precision, size, timed)
+                return self.attempt(precision, size)
             why = failed.get("died") or failed.get("full") or failed.get("error")
             return Trial(size, value.accumulation, "fails" if "error" in failed else "full", why=why)
-        seconds = max(answer["seconds"] for answer in answers) if timed else None
+        seconds = max(answer["seconds"] for answer in answers)
         peak = max(answer["peak"] for answer in answers)
-        return Trial(size, value.accumulation, "fits", peak, value.batch_size / seconds if seconds else None)
+        return Trial(size, value.accumulation, "fits", peak, value.batch_size / seconds)
 
     def stop(self) -> None:
         """Kill the processes and their children."""

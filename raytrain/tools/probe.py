@@ -116,12 +116,12 @@ class _Trials:
             room = job["available"] - self.resident
             memory.cap(room if job["memory"] is None else min(room, job["memory"]))
 
-    def attempt(self, precision: str, micro_batch: int, timed: bool) -> dict[str, Any]:
+    def attempt(self, precision: str, micro_batch: int) -> dict[str, Any]:
         """Train steps with a micro-batch of that size.
 
         Returns:
-            `peak`, bytes of memory beside PyTorch's own, and if `timed` `seconds` of a step; or `full` or `error`:
-            why there are none, for want of memory or not.
+            `peak`, bytes of memory beside PyTorch's own, and `seconds` of a step; or `full` or `error`: why there are
+            none, for want of memory or not.
         """
         memory.reset_peak(self.ranks.device.type == "cuda")
         try:
@@ -131,7 +131,7 @@ class _Trials:
             indices, readers = {"train": self.index}, {"train": _Repeated(self.arrays)}
             trainer = Trainer(value, self.folder, indices, readers, None, self.ranks, time.time())
             with trainer.started():
-                seconds = _Trial(trainer).run(timed)
+                seconds = _Trial(trainer).run()
             answer: dict[str, Any] = {"peak": self._peak(), "seconds": seconds}
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -161,8 +161,8 @@ class _Trial:
     def __init__(self, trainer: Trainer):
         self.trainer, self.experiment, self.ranks = trainer, trainer.experiment, trainer.ranks
 
-    def run(self, timed: bool) -> float | None:
-        """Return the seconds of a step, if `timed`."""
+    def run(self) -> float:
+        """Return the seconds of a step."""
         e, trainer, batches = self.experiment, self.trainer, self._batches()
         freezing.train_mode(trainer.strategy.module, e.freeze)
         trainer.progress.epoch = math.ceil(trainer.epochs) - 1  # by then layers are trained that were not at first
@@ -172,7 +172,7 @@ class _Trial:
         copy = trainer.snapshot() if on_cpu else None  # as in the steps while a checkpoint is written
         self._step(next(batches), few)
         del copy
-        return self._whole_step(batches, few) if timed else None
+        return self._whole_step(batches, few)
 
     def _whole_step(self, batches: Iterator[Loaded], few: int) -> float:
         """Return the seconds of a step; a long step is extrapolated from one with fewer micro-batches."""

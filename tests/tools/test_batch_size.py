@@ -20,7 +20,7 @@ from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 from raytrain import CNN, SGD, Augment, Deterministic, Digits, Experiment, Pipeline, Scaling, UserError
 from raytrain.run import experiment_file
 from raytrain.tools.batch_size import Found, Search, Trial, best, doubling, sizes
-from raytrain.tools.batch_trials import find, find_largest
+from raytrain.tools.batch_trials import find
 
 __all__ = ["without_ray"]
 
@@ -144,8 +144,9 @@ def test_less_exact_precision_must_be_clearly_faster() -> None:
 def test_the_largest_micro_batch_is_what_the_memory_has_room_for(tmp_path: Path, ranks: Ranks) -> None:
     value, file = own(tmp_path)
     value = replace(value, data=replace(value.data, side=128), batch_size=24)  # type: ignore[call-arg]
-    free, room = find_largest(value, source=file), 80 * 2**20
-    assert free and free.micro_batch == 24 and free.samples_per_second is None
+    (whole,), room = find(value, Search(("fp32",)), file), 80 * 2**20
+    free = whole.largest
+    assert free and free.micro_batch == 24
     assert (free.peak_bytes or 0) > room, "there is something to limit"
     (capped,) = find(value, Search(("fp32",), room / 2**30), file)
     found = outcomes(capped.trials)
@@ -169,8 +170,9 @@ def test_with_two_ranks_a_size_fits_only_where_it_fits_on_both(tmp_path: Path) -
     room = "net.ballast = torch.ones(2**20 * 16) if here() else None"
     value, file = own(tmp_path, built=room, rank_one=True)
     value = on_workers(value, 2)
-    alone = find_largest(replace(value, batch_size=48, scaling=replace(value.scaling, workers=1)), 0.16, file)
-    both = find_largest(value, 0.16, file)
+    search, on_one = Search(("fp32",), 0.16), replace(value.scaling, workers=1)
+    alone = find(replace(value, batch_size=48, scaling=on_one), search, file)[0].largest
+    both = find(value, search, file)[0].largest
     assert alone and both and both.micro_batch < alone.micro_batch <= 48
     assert both.accumulation == 48 // both.micro_batch
 
@@ -209,7 +211,7 @@ def test_the_death_of_one_rank_leaves_no_other_waiting(tmp_path: Path) -> None:
     value, file = own(tmp_path, act=kills, rank_one=True)
     value = on_workers(replace(value, data=replace(value.data, side=8), batch_size=16), 2)  # type: ignore[call-arg]
     started = time.monotonic()
-    largest = find_largest(value, source=file)
+    largest = find(value, Search(("fp32",)), file)[0].largest
     assert largest and (largest.micro_batch, largest.accumulation) == (4, 2)
     assert time.monotonic() - started < 120 and not processes(str(REPOSITORY), "raytrain.tools.probe")
 
@@ -304,5 +306,5 @@ def test_no_experiment_and_one_whose_steps_never_work(capsys: Capture, tmp_path:
 def test_a_pipeline_has_as_many_micro_batches_as_keep_it_busy() -> None:
     """Larger ones fail, and not for their memory."""
     value = replace(VALUE, model=CNN(channels=(4, 8)), batch_size=16, scaling=Scaling(workers=2), parallel=Pipeline())
-    largest = find_largest(value)
+    largest = find(value, Search(("fp32",)))[0].largest
     assert largest and (largest.micro_batch, largest.accumulation) == (8, 2)
