@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from raytrain import errors
+from raytrain.watchdog import doing
 
 LARGEST = 1 << 26
 """The largest file in bytes that is read whole: raytrain writes no larger one."""
+_CHUNK = 1 << 20
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
@@ -44,9 +46,13 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 of a file."""
+    """Return the sha256 of a file that may be large: reading it tells the watchdog that work goes on."""
+    found = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
+            doing.tick()
+    return found.hexdigest()
 
 
 def append(path: Path, text: str) -> None:

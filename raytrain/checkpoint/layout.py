@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -14,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.files import read_bytes
-from raytrain.watchdog import doing
+from raytrain.files import digest, read_bytes
 
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.pt", "state.json", "manifest.json"
 PARTS = (MODEL, OPTIMIZER, STATE)
 """A checkpoint's files but for the manifest."""
 
-_CHUNK = 1 << 20
 _LARGEST = {MANIFEST: 1 << 16, STATE: 1 << 26}
 """The largest sizes in bytes of the files that are read whole: raytrain writes no larger ones."""
 
@@ -67,7 +64,7 @@ def verify(path: Path) -> None:
             raise broken(path, f"{name} is missing")
         if status.st_size != size:
             raise broken(path, f"{name} has {status.st_size} bytes instead of {size}")
-        if sha256(path / name) != wanted:
+        if digest(path / name) != wanted:
             raise broken(path, f"{name} has another sha256")
 
 
@@ -162,16 +159,6 @@ def short(error: BaseException) -> str:
 def weights_sha256(path: Path) -> str:
     """Return the sha256 of a checkpoint's weights, which its manifest has; the checkpoint verifies."""
     return json.loads(_read(path, MANIFEST))["files"][MODEL]["sha256"]
-
-
-def sha256(path: Path) -> str:
-    """Return the sha256 of a file that may be large: reading it tells the watchdog that work goes on."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            doing.tick()
-    return digest.hexdigest()
 
 
 def broken(path: Path | str, reason: str) -> errors.UserError:

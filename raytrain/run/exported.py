@@ -14,6 +14,7 @@ from torch import nn
 
 from raytrain import errors
 from raytrain.checkpoint import layout
+from raytrain.files import digest
 from raytrain.run.run import Run
 from raytrain.user_code import sources
 
@@ -67,7 +68,7 @@ def sha256_of(path: str) -> str:
         UserError: there is no such run, or it has no checkpoint.
     """
     where = os.path.expanduser(path)
-    return layout.sha256(Path(where)) if os.path.isfile(where) else layout.weights_sha256(Run(where).checkpoint())
+    return digest(Path(where)) if os.path.isfile(where) else layout.weights_sha256(Run(where).checkpoint())
 
 
 def normalisation_of(path: str) -> Normalisation | None:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from raytrain import UserError
+from raytrain import UserError, files
 from raytrain.checkpoint import checkpoints, layout, retention, side_thread
 from raytrain.checkpoint.layout import MANIFEST, MODEL, OPTIMIZER, STATE
 from raytrain.parallel.strategy import snapshot
@@ -108,7 +108,7 @@ def test_training_continues_from_a_checkpoint_exactly(tmp_path: Path, kind: str)
 
 
 def test_each_written_or_verified_chunk_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (checkpoints, layout):
+    for module in (checkpoints, files):
         monkeypatch.setattr(module, "_CHUNK", 1 << 10)
     before = doing.ticks
     path = checkpoints.save(tmp_path, 1, {"w": torch.zeros(64 << 10)}, {}, {})

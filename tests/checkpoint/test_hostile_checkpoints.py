@@ -400,7 +400,7 @@ def test_storage_that_cannot_be_read_is_no_reason_to_go_back(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
-        patch.setattr(layout, "sha256", broken)
+        patch.setattr(layout, "digest", broken)
         start(worker(run))
     with pytest.raises(UserError, match="is damaged"):
         text(b"")(run / "checkpoints" / BAD)
