@@ -57,6 +57,11 @@ def one_line(text: str, limit: int = 600) -> str:
     return text if len(text) <= limit else f"{text[: limit * 2 // 3]} ... {text[-limit // 3 :]}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; its class where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def command(*words: object) -> str:
     """Return a command of raytrain for a message, with words quoted for a shell: "`raytrain resume 'my run'`"."""
     return f"`{shlex.join(['raytrain', *map(str, words)])}`"

@@ -62,8 +62,7 @@ def connect(address: str, verbose: bool) -> None:
     try:
         ray.init(address=address, log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.CRITICAL)
     except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise errors.no_cluster(address, reason) from None
+        raise errors.no_cluster(address, errors.first_line(error)) from None
 
 
 def resources() -> Resources:

@@ -34,9 +34,8 @@ def build(name: str, sample: tuple[int, ...], classes: int, rates: dict[str, Any
     try:
         module = timm.create_model(name, num_classes=classes, **options, **rates)
     except (TypeError, AssertionError, ValueError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         shape = "x".join(map(str, sample))
-        what = f"timm cannot build {name} for images {shape}: {reason}"
+        what = f"timm cannot build {name} for images {shape}: {errors.first_line(error)}"
         raise errors.UserError(what, "in model", "choose another model, size of images or rate") from None
     vars(module)[_OPTIONS] = options
     return module
@@ -57,9 +56,8 @@ def downloaded(name: str, module: nn.Module) -> dict[str, Tensor]:
     try:
         return _pretrained(name, module, {})
     except Exception as error:  # of the hub's client, of urllib, of timm
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         how = "check the network, choose among the names that `timm.list_pretrained()` lists, or give a file"
-        raise errors.UserError(f"timm has no weights: {reason}", f"in {name}", how) from None
+        raise errors.UserError(f"timm has no weights: {errors.first_line(error)}", f"in {name}", how) from None
 
 
 def cached(name: str, module: nn.Module) -> tuple[dict[str, Tensor], str] | None:

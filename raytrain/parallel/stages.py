@@ -339,8 +339,7 @@ def _traced(module: nn.Module) -> tuple[fx.GraphModule, fx.GraphModule]:
             if changed:
                 raise TypeError(f"a module with layers changes its buffer {changed[0]}")
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise _misfit(f"{name} cannot be traced by torch.fx ({reason})") from None
+        raise _misfit(f"{name} cannot be traced by torch.fx ({errors.first_line(error)})") from None
     steps = [[(node.op, node.target) for node in graph.nodes] for graph in graphs]
     if steps[0] != steps[1]:
         raise _misfit(f"forward() of {name} takes other steps in training than in evaluation")
