@@ -15,16 +15,13 @@ import numpy as np
 import torch
 from torch.nn.functional import grid_sample, interpolate, pad
 
-from raytrain.data.operation import Interpolation
+from raytrain.data.operation import BOX_ATTEMPTS, Interpolation
 
 Padding = Literal["constant", "edge", "reflect"]
 Numbers = np.ndarray | torch.Tensor
 """Numbers of the images of a batch, [n, ...]: on the host, or on the device of the images, which a CUDA graph reads."""
 _LARGE = 1 << 14
 """Values of a large image."""
-_ATTEMPTS = 10
-BOX_DRAWS = 2 * _ATTEMPTS + 2
-"""Random numbers of a box: an area and an aspect ratio for each attempt, and its place."""
 
 
 def on(array: Numbers, like: torch.Tensor) -> torch.Tensor:
@@ -151,9 +148,9 @@ def boxes(
         int64 [n, 4], each (top, left, height, width), and bool [n], whether one of the ten fits. Where none does, the
         box is the centre of the image with the nearest ratio in the range.
     """
-    area = height * width * (scale[0] + draws[:, :_ATTEMPTS] * (scale[1] - scale[0]))
+    area = height * width * (scale[0] + draws[:, :BOX_ATTEMPTS] * (scale[1] - scale[0]))
     low, high = np.log(ratio)
-    shape = np.exp(low + draws[:, _ATTEMPTS : 2 * _ATTEMPTS] * (high - low))
+    shape = np.exp(low + draws[:, BOX_ATTEMPTS : 2 * BOX_ATTEMPTS] * (high - low))
     wide, tall = np.rint(np.sqrt(area * shape)), np.rint(np.sqrt(area / shape))
     if strict:
         fits = (tall < height) & (wide < width)
@@ -228,9 +225,7 @@ def resized(values: torch.Tensor, height: int, width: int, blended: bool) -> tor
     return interpolate(values, size=(height, width), mode="bilinear", antialias=True)
 
 
-def inverse_affine(
-    angle: np.ndarray, translate: np.ndarray, scale: np.ndarray, shear: np.ndarray, centre: tuple[float, float] = (0, 0)
-) -> np.ndarray:
+def inverse_affine(angle: np.ndarray, translate: np.ndarray, scale: np.ndarray, shear: np.ndarray) -> np.ndarray:
     """Return the maps from places of the result to places of the image, as torchvision defines them.
 
     Args:
@@ -238,7 +233,6 @@ def inverse_affine(
         translate: float64 [n, 2], in pixels.
         scale: float64 [n].
         shear: float64 [n, 2], in degrees.
-        centre: (x, y) of the rotation, counted from the image's centre.
 
     Returns:
         float64 [n, 6], each [a, b, c, d, e, f] of x' = a x + b y + c and y' = d x + e y + f, from the image's centre.
@@ -249,9 +243,9 @@ def inverse_affine(
     c = np.sin(turn - y) / np.cos(y)
     d = -np.sin(turn - y) * np.tan(x) / np.cos(y) + np.cos(turn)
     inverse = np.stack([d, -b, -c, a]) / scale
-    moved = -centre[0] - translate[:, 0], -centre[1] - translate[:, 1]
-    third = inverse[0] * moved[0] + inverse[1] * moved[1] + centre[0]
-    sixth = inverse[2] * moved[0] + inverse[3] * moved[1] + centre[1]
+    right, down = -translate.T
+    third = inverse[0] * right + inverse[1] * down
+    sixth = inverse[2] * right + inverse[3] * down
     return np.stack([inverse[0], inverse[1], third, inverse[2], inverse[3], sixth], axis=1)
 
 

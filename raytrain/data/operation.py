@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from raytrain.data.source import Field
 
 Interpolation = Literal["nearest", "bilinear"]
+BOX_ATTEMPTS = 10
+"""Random boxes, of which the first that fits is cut."""
+BOX_DRAWS = 2 * BOX_ATTEMPTS + 2
+"""Random numbers of a box: an area and an aspect ratio for each attempt, and its place."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import Rule, at_least, check
 from raytrain.data.late import with_torch
-from raytrain.data.operation import Interpolation, Operation, check_channels
+from raytrain.data.operation import BOX_DRAWS, Interpolation, Operation, check_channels
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,6 @@ _ANGLES: Rule = (
     ),
     "of at least 0, or with low <= high",
 )
-_BOX_DRAWS = 22
 Range = float | tuple[float, float]
 
 
@@ -76,7 +75,7 @@ class RandomResizedCrop(Operation):
     """Range of the part's width / height."""
 
     takes_bytes: ClassVar[bool] = True
-    draws: ClassVar[int] = _BOX_DRAWS
+    draws: ClassVar[int] = BOX_DRAWS
 
     def __post_init__(self) -> None:
         check(self, scale=_SCALE, ratio=_RATIO)
@@ -322,7 +321,7 @@ class RandomErasing(Operation):
     value: float = 0.0
     """The value, after normalisation: 0 is the data's mean."""
 
-    draws: ClassVar[int] = 1 + _BOX_DRAWS
+    draws: ClassVar[int] = 1 + BOX_DRAWS
     normalised: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

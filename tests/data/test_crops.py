@@ -38,8 +38,9 @@ from raytrain import (
 )
 from raytrain.data import Data, decode
 from raytrain.data.checks import checked_indices, checked_read
-from raytrain.data.geometry import BOX_DRAWS, boxes
+from raytrain.data.geometry import boxes
 from raytrain.data.loader import Loader
+from raytrain.data.operation import BOX_DRAWS
 from raytrain.data.reader import Direct, Epoch
 from raytrain.data.streaming import Streaming
 from raytrain.data.transforms import Normalise

@@ -36,6 +36,7 @@ from raytrain import (
 )
 from raytrain.config import from_dict, to_dict
 from raytrain.data import colour, geometry, policies
+from raytrain.data.operation import BOX_DRAWS
 from raytrain.data.prepare import Prepare
 from raytrain.errors import UserError
 
@@ -146,7 +147,7 @@ def test_a_resized_crop_is_torchvisions() -> None:
 
 @pytest.mark.parametrize(("height", "width", "box"), [(8, 40, (0, 14, 8, 11)), (40, 8, (14, 0, 11, 8))])
 def test_a_box_that_never_fits_is_the_centre(height: int, width: int, box: tuple[int, ...]) -> None:
-    numbers = np.random.default_rng(0).uniform(size=(9, geometry.BOX_DRAWS))
+    numbers = np.random.default_rng(0).uniform(size=(9, BOX_DRAWS))
     boxes, fits = geometry.boxes(numbers, height, width, (1.0, 1.0), (0.75, 4 / 3))
     assert not fits.any() and (boxes == box).all()
 
