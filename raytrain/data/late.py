@@ -13,15 +13,14 @@ class Modules(NamedTuple):
     decode_torch: ModuleType
     geometry: ModuleType
     policies: ModuleType
-    transforms: ModuleType
 
 
 def with_torch() -> Modules:
     """Return the modules that need torch, imported late: it takes a process a second to import, and neither `--help`
     nor a PNG of the right size needs it."""
-    from raytrain.data import colour, decode_torch, geometry, policies, transforms
+    from raytrain.data import colour, decode_torch, geometry, policies
 
-    return Modules(colour, decode_torch, geometry, policies, transforms)
+    return Modules(colour, decode_torch, geometry, policies)
 
 
 def with_pillow() -> ModuleType:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raytrain import errors
 from raytrain.config import above, check
 from raytrain.data.batch import Batch
 from raytrain.tasks.distances import MAE, R2, RMSE
-from raytrain.tasks.metric import Kind, Metric
+from raytrain.tasks.metric import Metric
 from raytrain.tasks.supervised import Supervised, only_target, target_of
 from raytrain.tasks.task import losses
 
@@ -27,9 +27,6 @@ _SHOWN = 4
 @dataclass(frozen=True)
 class Regression(Supervised):
     """Numbers as targets: the squared, absolute or Huber error, the mean over a sample's numbers."""
-
-    kind: ClassVar[Kind] = "number"
-    """What the task wants of a sample."""
 
     target: str = ""
     """The field to predict, of any shape and dtype: () for one number. By default the data's only field besides the

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from raytrain.experiment import Experiment
+from raytrain.parallel.strategy import local
 
 _lerp, _copy = torch._foreach_lerp_, torch._foreach_copy_  # type: ignore[reportPrivateImportUsage]
 
@@ -83,7 +84,7 @@ class Averages:
     @torch.no_grad()
     def _swap(self) -> None:
         """Contents and not tensors: what holds a model's parameters, such as FSDP, goes on holding them."""
-        for average, weight in zip(map(_own, self.averages), map(_own, self.weights), strict=True):
+        for average, weight in zip(map(local, self.averages), map(local, self.weights), strict=True):
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)
@@ -112,7 +113,7 @@ class EMA(Averages):
     @torch.no_grad()
     def after_step(self, updated: bool | torch.Tensor) -> None:
         """Follow the weights by one step, if it has updated them. What the device decides, it also counts."""
-        averages, weights = ([_own(tensor) for tensor in each] for each in (self.averages, self.weights))
+        averages, weights = ([local(tensor) for tensor in each] for each in (self.averages, self.weights))
         if isinstance(updated, torch.Tensor):
             counted = torch.zeros_like(updated, dtype=torch.int64) + self.updates
             share = torch.where(counted == 0, 1.0, 1 - self.decay) * updated
@@ -154,7 +155,7 @@ class SWA(Averages):
         """Add the weights to the average."""
         if epoch < self.first:
             return
-        for average, weight in zip(map(_own, self.averages), map(_own, self.weights), strict=True):
+        for average, weight in zip(map(local, self.averages), map(local, self.weights), strict=True):
             if not self.updates or weight.dtype == torch.bool:  # a mask has no mean
                 average.copy_(weight)
             else:  # whole numbers are rounded towards zero, as PyTorch does on CPUs
@@ -184,8 +185,3 @@ def _kept(tensors: Iterable[torch.Tensor], module: nn.Module) -> dict[str, torch
     state = module.state_dict(keep_vars=True)  # first: FSDP may take gathered weights apart for it
     ids = {id(tensor) for tensor in tensors}
     return {name: tensor for name, tensor in state.items() if id(tensor) in ids}
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that is sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[operator]
