@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from raytrain import errors
+from raytrain.data.loader import Pass
 from raytrain.parallel.batchnorm import SyncedBatchNorm
 from raytrain.parallel.strategy import Autocast, Loss, RankContext, Strategy
 from raytrain.watchdog import EXCHANGING, doing
@@ -47,7 +48,7 @@ class Distributed(Strategy):
         self.sent = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
         self.rounding = self.ranks.world * torch.finfo(self.sent).eps
 
-    def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
+    def forward_backward(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
         """As the base class; synchronised BatchNorm layers leave blank micro-batches out.
 
         Raises:
@@ -91,7 +92,7 @@ class Distributed(Strategy):
         """Return DistributedDataParallel's own `no_sync`, which a static graph does not allow."""
         return nullcontext() if self.exchange_each else self.ddp.no_sync()
 
-    def _marked(self, loss: Loss, model: nn.Module, micro_batch: Any) -> torch.Tensor:
+    def _marked(self, loss: Loss, model: nn.Module, micro_batch: Pass) -> torch.Tensor:
         """Return the loss, after whose backward pass the rank is said to exchange gradients: DistributedDataParallel
         waits for them there. Autograd calls back in the order of the requests, and this one comes before
         DistributedDataParallel's own."""
@@ -101,7 +102,7 @@ class Distributed(Strategy):
             found.register_hook(lambda _: engine.queue_callback(partial(doing.at, EXCHANGING)))
         return found
 
-    def _announced(self, micro_batch: Any) -> Any:
+    def _announced(self, micro_batch: Pass) -> Pass:
         for layer in self.synced:
             layer.blank = micro_batch.blank
         return micro_batch

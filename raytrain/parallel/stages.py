@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.fx._symbolic_trace import _assert_is_none
 
 from raytrain import errors
+from raytrain.data.loader import Pass
 from raytrain.parallel.cutting import balanced
 from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.pairs import untouched
@@ -76,7 +77,7 @@ class Stages(Strategy):
         """Return whether it is one of this rank's stages."""
         return id(tensor) in self.mine
 
-    def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
+    def forward_backward(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
         """As the base class, in the schedule's order; every rank of the pipeline has the same micro-batches."""
         passes = list(micro_batches)
         inputs = self._prepare(passes, autocast)
@@ -111,7 +112,7 @@ class Stages(Strategy):
         dist.all_reduce(square, group=self.line)
         return torch.sqrt(square)
 
-    def answers(self, micro_batches: Iterable[Any], autocast: Autocast) -> Iterator[tuple[Any, nn.Module]]:
+    def answers(self, micro_batches: Iterable[Pass], autocast: Autocast) -> Iterator[tuple[Pass, nn.Module]]:
         """Yield micro-batches on the last rank of a pipeline, each with a model that only returns its output."""
         passes = list(micro_batches)
         inputs = self._prepare(passes, autocast)
@@ -165,7 +166,7 @@ class Stages(Strategy):
         last = self.numbers[-1] == len(self.everything) - 1
         return torch.arange(self.shape[0]).repeat_interleave(self.shape[1]) if last else None
 
-    def _prepare(self, passes: list[Any], autocast: Autocast) -> torch.Tensor:
+    def _prepare(self, passes: list[Pass], autocast: Autocast) -> torch.Tensor:
         """Return the inputs of a full step. What a short one lacks are copies of inputs it has, so that BatchNorm's
         statistics are of real ones; they count for nothing else."""
         count, samples = self.shape

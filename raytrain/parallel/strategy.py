@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from raytrain.data.loader import Pass
 from raytrain.parallel.host_copies import HostCopies
 from raytrain.parallel.parts import in_file
 
@@ -64,26 +65,7 @@ def _timed_kernels() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-class MicroBatch(Protocol):
-    """A micro-batch, as the loader makes it."""
-
-    @property
-    def batch(self) -> Any:
-        """The `Batch`."""
-        ...
-
-    @property
-    def last(self) -> bool:
-        """Whether it is the last of its step."""
-        ...
-
-    @property
-    def blank(self) -> bool:
-        """Whether it stands in for samples that this rank does not have, and counts for nothing."""
-        ...
-
-
-Loss = Callable[[nn.Module, Any], torch.Tensor]
+Loss = Callable[[nn.Module, Pass], torch.Tensor]
 """(model, micro-batch) -> the scalar to call backward() on."""
 Autocast = Callable[[], AbstractContextManager[Any]]
 """Makes the context for forward passes in the run's precision."""
@@ -137,11 +119,11 @@ class Strategy:
         """Return the slot of a shard's losses and sums."""
         return 0
 
-    def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
+    def forward_backward(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
         """Compute the gradients of one shard of a batch.
 
         Args:
-            micro_batches: at least one `MicroBatch`.
+            micro_batches: at least one.
             autocast: for strategies that call the model themselves; `loss` enters it by itself.
         """
         for micro_batch in micro_batches:
@@ -201,7 +183,7 @@ class Strategy:
 
     # Evaluation
 
-    def answers(self, micro_batches: Iterable[Any], autocast: Autocast) -> Iterator[tuple[Any, nn.Module]]:
+    def answers(self, micro_batches: Iterable[Pass], autocast: Autocast) -> Iterator[tuple[Pass, nn.Module]]:
         """Yield micro-batches for evaluation, each with the model to call for it. Where `lockstep`, they may be
         blank."""
         for micro_batch in micro_batches:

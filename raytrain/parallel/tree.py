@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from raytrain import order
+from raytrain.data.loader import Pass
 from raytrain.parallel.deterministic import fix_workspace
 from raytrain.parallel.strategy import Autocast, Loss, RankContext, Strategy
 
@@ -79,7 +80,7 @@ class Shards(Strategy):
         """Return the shard's own."""
         return shard
 
-    def forward_backward(self, micro_batches: Iterable[Any], loss: Loss, autocast: Autocast) -> None:
+    def forward_backward(self, micro_batches: Iterable[Pass], loss: Loss, autocast: Autocast) -> None:
         """As the base class, and take the shard's gradients."""
         first = not self.tree.branches
         with torch.no_grad():
