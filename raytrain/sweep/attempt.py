@@ -377,9 +377,10 @@ def _limited(limits: Limits, gpu: bool) -> Iterator[None]:
     """Cap the memory of this process from here on, and reset its peak."""
     global _clean, _worn
     memory.reset_peak(gpu)
-    _, resident, shared = memory.pages()
-    _clean = resident - shared if _clean is None else _clean
-    _worn = max(0, resident - shared - _clean)
+    pages = memory.pages()
+    own = pages.resident - pages.shared
+    _clean = own if _clean is None else _clean
+    _worn = max(0, own - _clean)
     if gpu:
         memory.cap_gpus(limits.share, limits.memory)
     with memory.capped(None if gpu else limits.memory):

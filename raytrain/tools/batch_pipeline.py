@@ -21,6 +21,7 @@ from raytrain.data.blocks import Arrays
 from raytrain.experiment import Experiment
 from raytrain.tools import columns
 from raytrain.tools.batch_reading import Read, read
+from raytrain.tools.batch_settings import Workers
 from raytrain.tools.features import Layer
 from raytrain.tools.inference import device, file_index, file_source
 from raytrain.tools.listing import Listing
@@ -53,15 +54,6 @@ class Job:
     layer: Layer | None
     batch_size: int
     schema: pa.Schema
-
-
-@dataclass(frozen=True)
-class Workers:
-    """The actors: their number, and the CPUs and GPUs of each."""
-
-    count: int
-    cpus: float
-    gpus: float
 
 
 def stream(

@@ -20,7 +20,7 @@ from raytrain.driver.resources import Resources
 from raytrain.driver.session import Session
 from raytrain.run.run import Run
 from raytrain.tools import columns, listing, parts
-from raytrain.tools.batch_settings import Settings
+from raytrain.tools.batch_settings import Settings, Workers
 from raytrain.tools.inference import blank, check_task, device, file_index, file_source, find_layer
 from raytrain.tools.predictor import Predictor
 from raytrain.user_code.shipping import Shipped
@@ -101,7 +101,7 @@ def predict(
     with _on_ray(settings, found, len(batches)) as workers:
         pipeline = importlib.import_module("raytrain.tools.batch_pipeline")
         job = pipeline.Job(Shipped(e), tuple(state["sample"]), stored, classes, tta, layer, settings.batch_size, schema)
-        tables = pipeline.stream(job, weights, found, batches, pipeline.Workers(*workers))
+        tables = pipeline.stream(job, weights, found, batches, workers)
         with contextlib.closing(tables), _explained():
             for part, table in parts.assembled(tables, found.paths, settings.part_size):
                 now = now._replace(done=now.done + len(table), bad=now.bad + parts.write(place, where, part, table))
@@ -127,8 +127,8 @@ def _cut(rows: tuple[int, int], size: int) -> list[tuple[int, int]]:
     return [(first, min(first + size, rows[1])) for first in range(*rows, size)]
 
 
-def shape(resources: Resources, settings: Settings, batches: int) -> tuple[int, float, float]:
-    """Return the number of workers, and the CPUs and GPUs of each.
+def shape(resources: Resources, settings: Settings, batches: int) -> Workers:
+    """Return the workers that predict so many batches.
 
     Workers with GPUs leave CPUs for the tasks that read. Workers without share all CPUs.
 
@@ -152,7 +152,7 @@ def shape(resources: Resources, settings: Settings, batches: int) -> tuple[int, 
             resources.where,
             "give fewer --workers, or another --gpus_per_worker",
         )
-    return count, cpus, gpus
+    return Workers(count, cpus, gpus)
 
 
 def _schema(predictor: Predictor, state: dict[str, Any], names: tuple[str, ...], several: bool) -> pa.Schema:
@@ -167,8 +167,8 @@ def _schema(predictor: Predictor, state: dict[str, Any], names: tuple[str, ...],
 
 
 @contextlib.contextmanager
-def _on_ray(settings: Settings, found: listing.Listing, batches: int) -> Generator[tuple[int, float, float]]:
-    """A Ray session, in which a signal ends the command; yield the shape of the workers."""
+def _on_ray(settings: Settings, found: listing.Listing, batches: int) -> Generator[Workers]:
+    """A Ray session, in which a signal ends the command; yield the workers to start."""
     first = found.first_here()
     with Session(settings.address, verbose=False) as session, Interrupts(Path()) as interrupts:
         workers = shape(session.resources(), settings, batches)

@@ -30,6 +30,15 @@ class Settings:
         check(self, workers=optional, gpus_per_worker=gpus, batch_size=at_least(1), part_size=at_least(1))
 
 
+@dataclass(frozen=True)
+class Workers:
+    """The actors that predict: their number, and the CPUs and GPUs of each."""
+
+    count: int
+    cpus: float
+    gpus: float
+
+
 def in_parts(out: str | None) -> bool:
     """Return whether a prediction goes to a folder of parts: to a URL, or to a path that names no kind of file."""
     return out is not None and (location.is_url(out) or out.endswith("/") or not Path(out).suffix)

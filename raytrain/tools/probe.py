@@ -103,7 +103,7 @@ class _Trials:
             backend = self.value.parallel.backend(gpu)
             dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
         self._warm_up()
-        self.resident = memory.pages()[1]
+        self.resident = memory.pages().resident
         if gpu:
             memory.cap_gpus(min(1.0, self.value.scaling.gpus_per_worker or 1.0), job["memory"])
             # The images that a run keeps there.

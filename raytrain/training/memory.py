@@ -10,6 +10,7 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -47,11 +48,18 @@ def reset_peak(gpu: bool) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def pages() -> tuple[int, int, int]:
-    """Return bytes that this process has mapped, those of them in memory, and of these those that it may share."""
+class Pages(NamedTuple):
+    """Bytes that a process has mapped, those of them in memory, and of these those that it may share."""
+
+    mapped: int
+    resident: int
+    shared: int
+
+
+def pages() -> Pages:
+    """Return the pages of this process."""
     page = os.sysconf("SC_PAGE_SIZE")
-    mapped, resident, shared = (int(count) * page for count in Path("/proc/self/statm").read_text().split()[:3])
-    return mapped, resident, shared
+    return Pages(*(int(count) * page for count in Path("/proc/self/statm").read_text().split()[:3]))
 
 
 def available() -> float:
@@ -65,7 +73,7 @@ def available() -> float:
 def cap(room: int) -> None:
     """Let this process map so many bytes beyond what it has."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = pages()[0] + max(0, room)
+    limit = pages().mapped + max(0, room)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
 
 

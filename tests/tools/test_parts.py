@@ -14,7 +14,7 @@ from helpers.commands import digit_files, fails, finished, without_ray
 from raytrain import ImageFolder, Run, errors
 from raytrain.driver.resources import Node, Resources
 from raytrain.tools import batch_predict, batch_reading, listing, parts
-from raytrain.tools.batch_settings import Settings, in_parts
+from raytrain.tools.batch_settings import Settings, Workers, in_parts
 
 __all__ = ["digit_files", "finished", "without_ray"]
 
@@ -152,7 +152,7 @@ def test_workers_fit_and_leave_cpus_to_read(
     nodes: list[tuple[float, float]], settings: Settings, batches: int, expected: tuple[int, float, float]
 ) -> None:
     there = Resources(tuple(Node("n", cpus, gpus, 1) for cpus, gpus in nodes), "here")
-    assert batch_predict.shape(there, settings, batches) == expected
+    assert batch_predict.shape(there, settings, batches) == Workers(*expected)
     for wrong in (Settings(workers=99), Settings(gpus_per_worker=8)):
         with pytest.raises(errors.UserError, match="do not fit into"):
             batch_predict.shape(there, wrong, batches)
