@@ -8,6 +8,7 @@ from pathlib import Path
 
 from raytrain import errors
 from raytrain.cluster.document import Finding
+from raytrain.files import reason
 
 _MARK = "# EDIT"
 _PLACEHOLDER = re.compile(
@@ -56,7 +57,7 @@ def write(kind: str, path: Path) -> list[int]:
             "this file exists, and is not written over", path, "give another --out, or remove it"
         ) from None
     except (OSError, ValueError) as error:
-        raise errors.cannot_write(path, getattr(error, "strerror", None) or str(error)) from None
+        raise errors.cannot_write(path, reason(error)) from None
     return [number for number, line in enumerate(content.splitlines(), 1) if _MARK in line]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from raytrain import errors
+from raytrain import errors, files
 from raytrain.data import byte_files, cache, decode, hugging_face, listing, table_cells, table_labels, tables, tars  # noqa: F401  (for sources, `with_pillow`)
 from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
 from raytrain.data.source import Index
@@ -30,8 +30,7 @@ def content(path: str) -> bytes:
     try:
         return byte_files.content(path, decode.MAX_BYTES) if byte_files.is_url(path) else _bytes(path)
     except (ValueError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise errors.BadSample(byte_files.shown(path), reason) from error
+        raise errors.BadSample(byte_files.shown(path), files.reason(error)) from error
 
 
 def contents(base: str, names: list[str]) -> Iterator[bytes]:
@@ -59,8 +58,7 @@ def part(place: tuple[str, int, int]) -> bytes:
             raise ValueError(f"{length:,} bytes are more than {decode.MAX_BYTES:,}")
         return byte_files.part(path, offset, length)
     except (ValueError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise errors.BadSample(byte_files.shown(path), reason) from error
+        raise errors.BadSample(byte_files.shown(path), files.reason(error)) from error
 
 
 def parts(places: list[tuple[str, int, int]]) -> Iterator[bytes]:
@@ -104,7 +102,7 @@ def probe(path: str, channels: int) -> errors.BadSample | None:
             if decode.suspicious(head, os.pread(descriptor, 64, max(0, size - 64))):
                 decode.pixels(_bytes(path), channels)
     except (ValueError, OSError) as error:
-        return errors.BadSample(path, getattr(error, "strerror", None) or str(error))
+        return errors.BadSample(path, files.reason(error))
     return None
 
 

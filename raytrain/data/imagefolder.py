@@ -16,6 +16,7 @@ from raytrain.data.checks import classes_differ
 from raytrain.data.images import SPLITS, FileImages, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
+from raytrain.files import reason
 
 _LAYOUT = "give a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
 _OTHER_KINDS = (
@@ -67,9 +68,7 @@ class ImageFolder(FileImages):
             folders = found or {"train": ""}
             splits = self._listed(tree, folders)
         except OSError as error:
-            raise errors.UserError(
-                f"the file is broken: {error.strerror or str(error)}", error.filename, "make it readable"
-            ) from None
+            raise errors.UserError(f"the file is broken: {reason(error)}", error.filename, "make it readable") from None
         for split, index in splits.items():
             if index.classes != splits["train"].classes:
                 raise classes_differ(splits["train"].classes, index.classes, split, root)

@@ -17,6 +17,7 @@ from raytrain.data import masks, patterns, table_columns, targets
 from raytrain.data.images import SPLITS, absolute, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
+from raytrain.files import reason
 
 WITH_BYTES = (".parquet", ".pq", ".arrow")
 """Suffixes of tables that can hold the images' bytes."""
@@ -191,7 +192,7 @@ class Manifest(masks.MaskedImages):
                     raise errors.BadSample(self.where(index, int(sample)), f"it has no bytes in column {column!r}")
                 yield raw
         except OSError as error:
-            raise errors.BadSample(self._file(), error.strerror or str(error)) from error
+            raise errors.BadSample(self._file(), reason(error)) from error
 
     def where(self, index: Index, sample: int) -> str:
         """Return a file's path, or the table and the row, from 0."""

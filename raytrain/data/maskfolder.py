@@ -19,6 +19,7 @@ from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.masks import MaskedImages, MaskIndex, beside
 from raytrain.data.source import Field, Index
+from raytrain.files import reason
 
 _SHOWN = 3
 """Files that a note names."""
@@ -117,9 +118,7 @@ class MaskFolder(MaskedImages):
         try:
             splits = {split: self._scan(tree, split, *folders) for split, folders in self._folders(tree).items()}
         except OSError as error:
-            raise errors.UserError(
-                f"the file is broken: {error.strerror or str(error)}", error.filename, "make it readable"
-            ) from None
+            raise errors.UserError(f"the file is broken: {reason(error)}", error.filename, "make it readable") from None
         notes = [note for index in splits.values() if index is not None for note in index.notes]
         if splits.get("test", self) is None:
             notes.append(f"{tree.root}: no image of test has a mask, so test is left out")

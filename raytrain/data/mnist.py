@@ -22,7 +22,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.config import at_least, check
 from raytrain.data.source import Data, Index
-from raytrain.files import expanded
+from raytrain.files import expanded, reason
 
 _MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FILES = {  # split -> images and labels, each with the sha256 of its decompressed bytes
@@ -154,9 +154,7 @@ def _idx(path: str, dimensions: int) -> np.ndarray:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise errors.UserError(f"the file is broken: truncated or damaged gzip ({error})", path, _REMEDY) from None
     except OSError as error:
-        raise errors.UserError(
-            f"the file is broken: {error.strerror or str(error)}", path, "make it readable"
-        ) from None
+        raise errors.UserError(f"the file is broken: {reason(error)}", path, "make it readable") from None
     except ValueError as error:
         raise errors.UserError(f"the file is broken: {error!s}", path, _REMEDY) from None
 

@@ -72,7 +72,7 @@ class Folder(NamedTuple):
                 if shard in indices and size == shard["bytes"] and files.digest(path) != shard["sha256"]:
                     raise damaged_file(path, "its checksum is not the manifest's")
             except OSError as error:
-                raise damaged_file(path, error.strerror or str(error)) from None
+                raise damaged_file(path, files.reason(error)) from None
             if size != shard["bytes"]:
                 raise damaged_file(path, f"it has {size:,} bytes instead of {shard['bytes']:,}")
 

@@ -16,7 +16,7 @@ from raytrain.checkpoint.layout import load_state, step_of
 from raytrain.data import Field, Images
 from raytrain.data.checks import checked_indices
 from raytrain.data.transforms import full_range
-from raytrain.files import known_json
+from raytrain.files import known_json, reason
 from raytrain.report.html import public
 from raytrain.report.run_evaluation import slow
 from raytrain.report.run_page import differing
@@ -57,7 +57,7 @@ def place(file: Path) -> Path:
     except FileNotFoundError:
         return card
     except OSError as error:
-        raise errors.cannot_write(card, error.strerror or str(error)) from None
+        raise errors.cannot_write(card, reason(error)) from None
     if not ours:
         what = f"the model card would replace {card.name}, which is no card"
         raise errors.UserError(what, f"in {card.absolute().parent}", "give the exported file another name")

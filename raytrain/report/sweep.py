@@ -18,7 +18,7 @@ from rich.text import Text
 
 from raytrain import errors
 from raytrain.checkpoint import location
-from raytrain.files import append
+from raytrain.files import append, reason
 from raytrain.loggers import Logger, RunInfo
 from raytrain.report import configurations, folds, precision_and_batch, sweep_page, sweep_table
 from raytrain.report.console import show_plan, terminal
@@ -326,7 +326,7 @@ def load(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise errors.not_a_sweep(path) from None
     except OSError as error:
-        raise errors.broken_sweep(file, error.strerror or str(error)) from None
+        raise errors.broken_sweep(file, reason(error)) from None
     except (ValueError, RecursionError):
         raise errors.broken_sweep(file, "it is not JSON") from None
     if not isinstance(answer, dict) or not isinstance(answer.get("trials"), list):

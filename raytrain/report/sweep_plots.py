@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from raytrain import errors
+from raytrain.files import reason
 from raytrain.report.plots import history, importance, learning_curves, parallel_coordinates, pareto, slices
 from raytrain.report.sweep_figures import Learning
 from raytrain.report.trials import Results
@@ -57,5 +58,5 @@ def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
             write_file(folder / name, image.getvalue())
             written.append(folder / name)
     except OSError as error:
-        raise errors.cannot_write(folder, error.strerror or str(error)) from None
+        raise errors.cannot_write(folder, reason(error)) from None
     return written

@@ -24,6 +24,7 @@ from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader
 from raytrain.data.manifest import Manifest, is_table
 from raytrain.data.reader import Direct
+from raytrain.files import reason
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
 from raytrain.tasks.supervised import Supervised
@@ -333,7 +334,7 @@ def _write_mask(mask: np.ndarray, file: Path) -> None:
     try:
         file.parent.mkdir(exist_ok=True)
     except OSError as error:
-        raise errors.cannot_write(file.parent, error.strerror or str(error)) from None
+        raise errors.cannot_write(file.parent, reason(error)) from None
     write_file(file, columns.png(mask))
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from raytrain import errors
-from raytrain.files import write_atomically
+from raytrain.files import reason, write_atomically
 
 PREDICTIONS = (".csv", ".jsonl", ".parquet")
 """The suffixes that `predict` writes."""
@@ -53,4 +53,4 @@ def write_file(file: Path, content: bytes | memoryview) -> None:
     try:
         write_atomically(file, content)
     except OSError as error:
-        raise errors.cannot_write(file, error.strerror or str(error)) from None
+        raise errors.cannot_write(file, reason(error)) from None

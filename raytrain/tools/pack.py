@@ -172,7 +172,7 @@ def _claimed(place: Place) -> Lock:
         what = f"another command is packing there ({other.holder})"
         raise errors.UserError(what, place.where, "wait for it, or give another folder") from None
     except OSError as error:
-        raise errors.cannot_write(place.where, error.strerror or str(error)) from None
+        raise errors.cannot_write(place.where, files.reason(error)) from None
 
 
 def _complete(place: Place, job: Job) -> bool:
@@ -262,7 +262,7 @@ def write_shard(
             return
         place.adopt(shard_name(part.number), partial)
     except OSError as error:
-        raise errors.cannot_write(f"{place.where}/{shard_name(part.number)}", error.strerror or str(error)) from None
+        raise errors.cannot_write(f"{place.where}/{shard_name(part.number)}", files.reason(error)) from None
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

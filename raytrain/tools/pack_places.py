@@ -71,7 +71,7 @@ class InFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write_atomically(path, content)
         except OSError as error:
-            raise errors.cannot_write(path, error.strerror or str(error)) from None
+            raise errors.cannot_write(path, files.reason(error)) from None
 
     def adopt(self, name: str, file: Path) -> None:
         """Move a file of `local` there."""

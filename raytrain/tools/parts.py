@@ -23,7 +23,7 @@ from pyarrow import parquet
 from raytrain import errors
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
-from raytrain.files import LARGEST, write_atomically
+from raytrain.files import LARGEST, reason, write_atomically
 
 MANIFEST = "_manifest.json"
 """Readers of folders of Parquet leave out files whose names begin so."""
@@ -75,7 +75,7 @@ class Folder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise errors.not_writable(path, error.strerror or str(error)) from None
+            raise errors.not_writable(path, reason(error)) from None
         if not os.access(path, os.W_OK | os.X_OK):
             raise errors.not_writable(path, "permission denied")
 
