@@ -41,6 +41,11 @@ def within(low: float, high: float) -> Rule:
     return lambda value: low <= value < high, f"in [{low}, {high})"
 
 
+def between(low: float, high: float) -> Rule:
+    """Return a rule for `check`: in the open interval (low, high)."""
+    return lambda value: low < value < high, f"between {low} and {high}"
+
+
 def check(config: Any, **rules: Rule) -> None:
     """Check the types of a dataclass's fields and the given rules, in its `__post_init__`.
 

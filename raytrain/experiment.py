@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from raytrain import errors
-from raytrain.config import above, at_least, check
+from raytrain.config import above, at_least, between, check
 from raytrain.data import Data, Index, Sampler
 from raytrain.hooks import Hook
 from raytrain.loggers import Logger
@@ -227,7 +227,7 @@ class Experiment:
             micro_batch_size=at_least(1),
             lr_batch_size=at_least(1),
             clip_norm=above(0),
-            ema_decay=(lambda decay: 0 < decay < 1, "between 0 and 1"),
+            ema_decay=between(0, 1),
             swa_start_epoch=(
                 lambda epoch: 1 <= epoch <= (self.epochs if self.steps is None else epoch),
                 f"of 1 to {self.epochs}, the last epoch",

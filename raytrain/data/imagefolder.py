@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.config import check
+from raytrain.config import between, check
 from raytrain.data.checks import classes_differ
 from raytrain.data.images import SPLITS, FileImages, split_folders
 from raytrain.data.late import with_pillow
@@ -52,7 +52,7 @@ class ImageFolder(FileImages):
     files that may have been written to in place; all lists the folders again and looks at each file."""
 
     def __post_init__(self) -> None:
-        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
+        check(self, val_fraction=between(0, 1))
         super().__post_init__()
 
     def index(self) -> dict[str, Index]:

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.config import check
+from raytrain.config import between, check
 from raytrain.data import masks, patterns, table_columns, targets
 from raytrain.data.images import SPLITS, absolute, splits_of
 from raytrain.data.late import with_pillow
@@ -78,7 +78,7 @@ class Manifest(masks.MaskedImages):
     def __post_init__(self) -> None:
         check(
             self,
-            val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"),
+            val_fraction=between(0, 1),
             separator=(bool, "that is not empty"),
         )
         if self.suffix and self.bytes:

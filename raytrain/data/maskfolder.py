@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.config import check
+from raytrain.config import between, check
 from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.masks import MaskedImages, MaskIndex, beside
@@ -104,7 +104,7 @@ class MaskFolder(MaskedImages):
             lambda name: bool(_parts(name)) and ".." not in _parts(name) and name[0] != "/",
             "that is a folder below data.root",
         )
-        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"), images=inside, masks=inside)
+        check(self, val_fraction=between(0, 1), images=inside, masks=inside)
         if _parts(self.images) == _parts(self.masks) and self.image_ending == self.mask_ending:
             what = f"images and masks are both in {self.images!r}, and their names end alike"
             raise errors.UserError(what, "in data", "say how the names end: --data.mask_ending _mask")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.config import check
+from raytrain.config import between, check
 from raytrain.data.checks import classes_differ
 from raytrain.data.source import Data, Field, Index
 from raytrain.user_code.places import calling, reason
@@ -52,7 +52,7 @@ class TorchData(Wrapped, Data):
     """What it wraps."""
 
     def __post_init__(self) -> None:
-        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
+        check(self, val_fraction=between(0, 1))
         super().__post_init__()
 
     def index(self) -> dict[str, Index]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raytrain import errors, order
-from raytrain.config import check
+from raytrain.config import between, check
 from raytrain.data.images import SPLITS, Images, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
@@ -35,7 +35,7 @@ class WebDataset(Images):
     """Seed that chooses the held-out images."""
 
     def __post_init__(self) -> None:
-        check(self, val_fraction=(lambda share: 0 < share < 1, "between 0 and 1"))
+        check(self, val_fraction=between(0, 1))
         super().__post_init__()
         if self._named.startswith("json") and not self._named.startswith("json."):
             raise errors.UserError("label names a .json member, but no entry", "in WebDataset", 'write "json.label"')

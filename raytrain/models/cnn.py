@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from raytrain.config import at_least, check
+from raytrain.config import at_least, check, within
 from raytrain.models.base import Model, torch_nn
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class CNN(Model):
         check(
             self,
             channels=(lambda widths: len(widths) > 0 and min(widths) > 0, "of one or more positive widths"),
-            dropout=(lambda share: 0 <= share < 1, "in [0, 1)"),
+            dropout=within(0, 1),
             outputs=at_least(0),
         )
 

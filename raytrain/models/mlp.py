@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from raytrain.config import at_least, check
+from raytrain.config import at_least, check, within
 from raytrain.models.base import Model, torch_nn
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class MLP(Model):
         check(
             self,
             hidden=(lambda widths: min(widths, default=1) > 0, "of positive widths"),
-            dropout=(lambda share: 0 <= share < 1, "in [0, 1)"),
+            dropout=within(0, 1),
             outputs=at_least(0),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
-from raytrain.config import at_least, check
+from raytrain.config import at_least, check, within
 from raytrain.models.base import Model
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class Timm(Model):
     """The file is of this very model."""
 
     def __post_init__(self) -> None:
-        share = (lambda rate: 0 <= rate < 1, "in [0, 1)")
-        check(self, drop_rate=share, drop_path_rate=share, outputs=at_least(0))
+        check(self, drop_rate=within(0, 1), drop_path_rate=within(0, 1), outputs=at_least(0))
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the named architecture, randomly initialised, with a new head."""

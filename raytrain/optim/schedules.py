@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from raytrain.config import Rule, above, at_least, check
+from raytrain.config import Rule, above, at_least, between, check
 
 
 def _rises(numbers: tuple[float, ...]) -> bool:
@@ -214,7 +214,7 @@ class OneCycle(Schedule):
     """Factor of the last step."""
 
     def __post_init__(self) -> None:
-        check(self, rise=(lambda share: 0 < share < 1, "between 0 and 1"), first=above(0), final=at_least(0))
+        check(self, rise=between(0, 1), first=above(0), final=at_least(0))
 
     def factor(self, step: int, steps_per_epoch: int, epochs: float) -> float:
         """Return the factor on one of the two cosines."""

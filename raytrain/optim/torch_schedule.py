@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from raytrain import errors
-from raytrain.config import at_least, check
+from raytrain.config import at_least, between, check
 from raytrain.optim import simulation
 from raytrain.optim.optimizers import torch_module
 from raytrain.optim.schedules import History, Schedule
@@ -60,7 +60,7 @@ class Plateau(Simulated):
     def __post_init__(self) -> None:
         check(
             self,
-            gamma=(lambda gamma: 0 < gamma < 1, "between 0 and 1"),
+            gamma=between(0, 1),
             patience=at_least(0),
             threshold=at_least(0),
             cooldown=at_least(0),

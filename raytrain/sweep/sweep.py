@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.config import above, at_least
+from raytrain.config import above, at_least, between
 from raytrain.experiment import Experiment
 from raytrain.run import experiment_file
 from raytrain.sweep.constraint import Constraint, parse_constraints
@@ -95,7 +95,7 @@ class Sweep:
             retries=at_least(0),
             keep=at_least(1),
             repeats=at_least(1),
-            confidence=(lambda share: 0 < share < 1, "between 0 and 1"),
+            confidence=between(0, 1),
         )
         if not self.axes:
             how = 'say what differs, as in axes=(Grid("optimizer.lr", (0.1, 1)),)'

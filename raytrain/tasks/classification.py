@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
-from raytrain.config import at_least, check
+from raytrain.config import at_least, check, within
 from raytrain.data.batch import Batch
 from raytrain.tasks import counts
 from raytrain.tasks.metric import Direction, Kind
@@ -48,7 +48,7 @@ class Classification(Supervised):
     def __post_init__(self) -> None:
         check(
             self,
-            label_smoothing=(lambda share: 0 <= share < 1, "in [0, 1)"),
+            label_smoothing=within(0, 1),
             class_weights=counts.WEIGHTS,
             focal_gamma=at_least(0),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
-from raytrain.config import check
+from raytrain.config import check, within
 from raytrain.data.batch import Batch
 from raytrain.tasks import counts
 from raytrain.tasks.metric import Direction, Kind, Metric
@@ -80,7 +80,7 @@ class Segmentation(Supervised):
         check(
             self,
             class_weights=counts.WEIGHTS,
-            label_smoothing=(lambda share: 0 <= share < 1, "in [0, 1)"),
+            label_smoothing=within(0, 1),
         )
         self.check_metrics()
 
