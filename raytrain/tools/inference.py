@@ -34,7 +34,7 @@ from raytrain.tools.features import Layer, find
 from raytrain.tools.listing import images_at, rows_of
 from raytrain.tools.output import FEATURES, PREDICTIONS, check_output, write_file
 from raytrain.tools.predictor import Predictor
-from raytrain.tools.views import Averaged, Views, check_tta
+from raytrain.tools.views import Views, averaged, check_tta
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
 
@@ -89,11 +89,12 @@ def evaluate(
     reader = Direct(data, index)
     layout = memory_format(e.memory_format)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, on, train=False, memory_format=layout)
-    model = run.model(which).to(on, memory_format=layout)  # type: ignore[call-overload]
+    task, model = e.task, run.model(which).to(on, memory_format=layout)  # type: ignore[call-overload]
     if tta:
-        loader.prepare, model = Views(loader.prepare, tta, views, e.seed), Averaged(model, layout)
+        loader.prepare = Views(loader.prepare, tta, views, e.seed)
+        task, model = averaged(task, model, index, layout)
     strategy = Strategy(model, RankContext(0, 1, on))
-    task = _Watched(e.task, watch) if watch and type(e.task).sums is Supervised.sums else e.task
+    task = _Watched(task, watch) if watch and type(task).sums is Supervised.sums else task
     sums = add_up(task, strategy, loader, Precision(e.precision, on), e.micro_batch).reduce(on)
     facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
     count = int(sums["count"]) if "count" in sums else len(index)

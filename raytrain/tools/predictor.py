@@ -14,7 +14,7 @@ from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
 from raytrain.tools.columns import FEATURES, TAKEN
 from raytrain.tools.features import Features, Layer
-from raytrain.tools.views import Averaged, Views, check_tta
+from raytrain.tools.views import Views, averaged, check_tta
 from raytrain.training.precision import Precision, memory_format
 from raytrain.user_code.places import place
 
@@ -57,7 +57,8 @@ class Predictor:
         if layer is not None:
             self.model = Features(self.model, layer)
         elif tta:
-            self.prepare, self.model = Views(self.prepare, tta, views, e.seed), Averaged(self.model, self.layout)
+            self.prepare = Views(self.prepare, tta, views, e.seed)
+            self.task, self.model = averaged(self.task, self.model, index, self.layout)
 
     @torch.inference_mode()
     def rows(self, batch: Batch) -> list[dict[str, Any]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from copy import copy
 
 import numpy as np
 import torch
 from torch import nn
 
 from raytrain import errors
+from raytrain.data import Index
+from raytrain.data.batch import Batch
 from raytrain.data.prepare import Prepare, Tensors
 from raytrain.experiment import Experiment
 from raytrain.tasks.classification import Classification
+from raytrain.tasks.task import Task
 
 
 def check_tta(tta: str, e: Experiment, kind: str) -> int:
@@ -44,7 +47,8 @@ def check_tta(tta: str, e: Experiment, kind: str) -> int:
 
 
 class Views(Prepare):
-    """Prepare several views of each image for `Averaged`: float32 [n, views, channels, height, width].
+    """Prepare several views of each image for `averaged`: float32 [n, views, channels, height, width]; also of masks
+    and of further images, which are flipped and cropped alike.
 
     The first view is the image as it is evaluated without. The others are its mirror image (`flip`), or the image
     after the run's augmentation in epochs 1, 2, ...
@@ -62,18 +66,43 @@ class Views(Prepare):
     def evaluated(self, arrays: Tensors, keys: np.ndarray) -> Tensors:
         """Return the arrays of samples with all views of their images."""
         found = self.plain(arrays)
-        name = self.fields[0].name
+        moved = [field.name for field in self.fields if field.kind != "plain"]
         if self.tta == "flip":
-            views = [found[name], found[name].flip(-1)]
+            others = [{name: found[name].flip(-1) for name in moved}]
         else:
-            rest = range(1, self.views)
-            views = [found[name], *(self.augmented(arrays, keys, self.seed, e, mixed=False)[name] for e in rest)]
-        found[name] = torch.stack(views, dim=1)
-        return found
+            others = [self.augmented(arrays, keys, self.seed, e, mixed=False) for e in range(1, self.views)]
+        return found | {name: torch.stack([found[name], *(one[name] for one in others)], dim=1) for name in moved}
 
 
-class Averaged(nn.Module):
-    """A classifier of views: the logarithm of the mean over views of the model's probabilities.
+def averaged(task: Task, model: nn.Module, index: Index, layout: torch.memory_format) -> tuple[Task, nn.Module]:
+    """Return a task and a model that answer for samples of `Views` with the mean over their views.
+
+    Args:
+        index: for the fields of the samples.
+        layout: the memory format of images.
+    """
+    if not task.gives_more:  # whatever of the task calls the model gives it the images alone
+        return task, _Averaged(model, layout)
+    kinds = {field.name: field.kind for field in index.fields}
+
+    def view(number: int, batch: Batch) -> Batch:
+        arrays = dict(batch.arrays)
+        for name, kind in kinds.items():
+            if kind != "plain":
+                one = arrays[name][:, number]
+                arrays[name] = one.contiguous(memory_format=layout) if kind == "image" else one.contiguous()
+        return Batch(arrays, batch.ids)
+
+    def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return _mean([type(task).forward(task, model, view(k, batch)) for k in range(batch.input.shape[1])])
+
+    task = copy(task)
+    vars(task)["forward"] = forward  # a task is frozen
+    return task, model
+
+
+class _Averaged(nn.Module):
+    """A classifier of views.
 
     Args:
         model: returns logits [n, classes].
@@ -84,8 +113,12 @@ class Averaged(nn.Module):
         super().__init__()
         self.model, self.layout = model, layout
 
-    def forward(self, views: torch.Tensor, *more: Any) -> torch.Tensor:
-        """Return float32 [n, classes] for [n, views, channels, height, width], and what else the model takes."""
-        each = [self.model(view.contiguous(memory_format=self.layout), *more) for view in views.unbind(1)]
-        shares = torch.stack([logits.float().softmax(dim=1) for logits in each]).mean(dim=0)
-        return shares.clamp_min(torch.finfo(torch.float32).tiny).log()
+    def forward(self, views: torch.Tensor) -> torch.Tensor:
+        """Return float32 [n, classes] for [n, views, channels, height, width]."""
+        return _mean([self.model(view.contiguous(memory_format=self.layout)) for view in views.unbind(1)])
+
+
+def _mean(logits: list[torch.Tensor]) -> torch.Tensor:
+    """Return the logarithm of the mean over views of the probabilities, float32 [n, classes]."""
+    shares = torch.stack([one.float().softmax(dim=1) for one in logits]).mean(dim=0)
+    return shares.clamp_min(torch.finfo(torch.float32).tiny).log()

@@ -13,7 +13,7 @@ from helpers.ranks import Ranks, new_run, on_workers, train_rank
 from helpers.scenes import CLASSES, Joining, experiment
 from torch import nn
 
-from raytrain import Classification, Pipeline, Run, UserError, config
+from raytrain import Batch, Classification, Pipeline, Run, UserError, config
 from raytrain.checkpoint import layout
 from raytrain.data.checks import checked_read
 from raytrain.driver.plan import make
@@ -57,6 +57,22 @@ def test_evaluation_and_prediction_are_the_models(run: Run) -> None:
     flipped = inference.evaluate(run, tta="flip")
     assert flipped["views"] == 2 and flipped["loss"] != found["loss"]
     assert [*(run.path / "samples").iterdir()]
+
+
+def test_views_are_of_all_images_and_masks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Joining, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return model(numbers=batch["sizes"], images=batch.images + batch["mask"][:, None] / 64)
+
+    monkeypatch.setattr(Joining, "forward", forward)
+    stored, labels = expected(run)[1], torch.from_numpy(E.data.index()["val"].labels)
+    both = (torch.from_numpy(stored["image"]) / 255 - 0.5) / 0.5 + torch.from_numpy(stored["mask"])[:, None] / 64
+    with torch.inference_mode():
+        views = [run.model()(one, torch.from_numpy(stored["sizes"])).softmax(1) for one in (both, both.flip(-1))]
+    shares = torch.stack(views).mean(0)
+    found = inference.evaluate(run, tta="flip")
+    assert found["loss"] == pytest.approx(nn.functional.nll_loss(shares.log(), labels).item(), rel=1e-6)
+    predicted = inference.predict(run, split="val", tta="flip")
+    np.testing.assert_allclose([one["probabilities"] for one in predicted], shares, rtol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
