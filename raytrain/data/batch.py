@@ -35,7 +35,7 @@ class Batch:
     @property
     def input(self) -> torch.Tensor:
         """The model's input: the source's first field."""
-        return next(iter(self.arrays.values()))
+        return self[next(iter(self.arrays))]
 
     @property
     def images(self) -> torch.Tensor:

@@ -97,24 +97,38 @@ class Deployed(nn.Module):
                 values = values.to(torch.float32) - getattr(self, f"{field.name}_shift")
                 values = values * getattr(self, f"{field.name}_scale")  # the operations of Normalise, in its order
             arrays[field.name] = values
-        return self.task.in_units(self.task.forward(self.model, Batch(arrays, np.empty(0, np.int64))))
+        return self.task.in_units(self.task.forward(self.model, _Traced(arrays, np.empty(0, np.int64))))
 
 
-class _Read(Batch):
-    """A batch that knows which of its arrays have been taken."""
+class _Noting(dict[str, torch.Tensor]):
+    """Arrays by name that know which of them have been taken: all, if not by their names."""
 
-    def __init__(self, arrays: dict[str, torch.Tensor], ids: np.ndarray):
-        super().__init__(arrays, ids)
+    def __init__(self, arrays: dict[str, torch.Tensor]):
+        super().__init__(arrays)
         self.names = set[str]()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self.names.add(name)
         return super().__getitem__(name)
 
-    @property
-    def input(self) -> torch.Tensor:
-        """The model's input."""
-        return self[next(iter(self.arrays))]
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def values(self) -> Any:
+        self.names |= self.keys()
+        return super().values()
+
+    def items(self) -> Any:
+        self.names |= self.keys()
+        return super().items()
+
+
+class _Traced(Batch):
+    """A batch in a program: arrays of any length."""
+
+    def __len__(self) -> int:
+        what = "the forward pass asks for len(batch), which is no number in an exported program"
+        raise errors.UserError(what, "", "write batch.input.shape[0], or export .pth or .safetensors")
 
 
 def export(run: Run, file: Path, which: str = "best") -> Parity | None:
@@ -199,14 +213,14 @@ def _expected(
     task = run.experiment.task
     chosen = index.take(spread(len(index), _SAMPLES))
     epoch = Epoch(Shard(len(chosen), _SAMPLES, 0, 1), 0, None)
-    samples, arrays = next(Direct(prepare.data, chosen).read(epoch))
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    samples, read = next(Direct(prepare.data, chosen).read(epoch))
+    tensors = {name: torch.from_numpy(array) for name, array in read.items()}
     if not len(tensors[index.input.name]):
         raise errors.UserError("no sample of the validation split can be read", run.where, "repair the data")
-    batch = _Read(prepare.plain(tensors), samples)
+    arrays = _Noting(prepare.plain(tensors))
     with torch.inference_mode():
         try:
-            found = task.forward(model, batch)
+            found = task.forward(model, Batch(arrays, samples))
         except KeyError as error:  # such as of the label, which no deployed model has
             what = f"the forward pass needs more than the data's fields: {error.args[0]}"
             raise errors.UserError(what, f"in {place(type(task).forward)}", "export .pth or .safetensors") from None
@@ -217,7 +231,7 @@ def _expected(
     if bad := int(found.isnan().reshape(len(found), -1).any(1).sum()):
         what = f"the model's own outputs are not a number for {bad} of {len(found)} validation samples"
         raise errors.UserError(what, run.where, "export another --checkpoint, or .pth or .safetensors")
-    return {name: one.clone() for name, one in tensors.items() if name in batch.names}, task.in_units(found.clone())
+    return {name: one.clone() for name, one in tensors.items() if name in arrays.names}, task.in_units(found.clone())
 
 
 def _traced(run: Run, module: Deployed, two: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
@@ -285,6 +299,8 @@ def _failures(run: Run, what: str, others: str) -> Iterator[None]:
         ):
             warnings.simplefilter("ignore")
             yield
+    except errors.UserError:
+        raise
     except Exception as error:  # exporters refuse in many types what they cannot take
         said = [line.strip() for line in str(error).strip().splitlines()] or [""]
         reason = " ".join([said[0], *(line for line in said[1:2] if line.startswith("- "))])  # a list has the reason

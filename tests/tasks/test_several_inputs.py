@@ -93,6 +93,33 @@ def test_programs_take_all_inputs(run: Run, tmp_path: Path, suffix: str) -> None
     exec(text.split("```python\n")[1].split("```")[0].replace(file.name, str(file)), {})
 
 
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, model, batch: model(batch.input, batch.arrays["sizes"]),
+        lambda self, model, batch: model(batch.arrays.get("image"), batch["sizes"]),
+        lambda self, model, batch: model(*[*batch.arrays.values()][::2]),
+    ],
+)
+def test_programs_take_what_forward_takes_from_the_arrays(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forward: Any
+) -> None:
+    monkeypatch.setattr(Joining, "forward", forward)
+    parity = export(run, tmp_path / "model.pt2")
+    assert parity is not None and parity.holds and {"image", "sizes"} <= {one.name for one in parity.fields}
+
+
+def test_a_forward_pass_that_asks_for_the_length_is_not_exported(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: Joining, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return model(batch.images, torch.zeros(len(batch), 2))
+
+    monkeypatch.setattr(Joining, "forward", forward)
+    with pytest.raises(UserError, match=r"asks for len\(batch\), .*; write batch.input.shape\[0\]"):
+        export(run, tmp_path / "model.pt2")
+
+
 def test_what_gives_a_model_images_alone_is_refused(run: Run, tmp_path: Path) -> None:
     state = layout.load_state(run.checkpoint())
     with pytest.raises(UserError, match=r"image files do not suit .*, which Joining.forward gives .*--split val"):
