@@ -106,7 +106,7 @@ class Manifest(masks.MaskedImages):
         """Return the rows of each split, in their order; classes in the order of their names."""
         tables, root = with_pillow().tables, self._file()
         files = tables.files(root, fresh=True)
-        self._check_holds_bytes(files)
+        self._check_holds_bytes(files, "leave --data.bytes out")
         schema = tables.schema(files[0])
         has_split = bool(self.split) and (self.split in schema.names or self.split != "split")
         kinds = self._kinds(has_split)
@@ -149,9 +149,9 @@ class Manifest(masks.MaskedImages):
         """Return all rows as samples of test, by their paths or bytes and `inputs`; other columns need not be there."""
         tables, root = with_pillow().tables, self._file()
         files = tables.files(root, fresh=True)
-        self._check_holds_bytes(files)
+        self._check_holds_bytes(files, "give a table with bytes, as the run's own")
         kinds = dict.fromkeys(self.inputs, "number") | ({} if self.bytes else {self.path: "path"})
-        table_columns.check(self, root, tables.schema(files[0]), list(kinds))
+        table_columns.check(self, root, tables.schema(files[0]), list(kinds), chosen=True)
         table, counts, _ = tables.joined(files, kinds)
         if not sum(counts):
             raise errors.UserError("the table has no rows", root, "list at least one image")
@@ -221,9 +221,9 @@ class Manifest(masks.MaskedImages):
         uncached = [f"decoded images are not cached: {why} (`raytrain pack` makes later runs fast)"]
         return [*super().size_notes(index), *(uncached if self.cache != "off" and index.times is None else [])]
 
-    def _check_holds_bytes(self, files: tuple[str, ...]) -> None:
+    def _check_holds_bytes(self, files: tuple[str, ...], how: str) -> None:
         if self.bytes and not all(map(with_pillow().tables.holds_bytes, files)):
-            raise errors.UserError("only Parquet and Arrow files hold bytes", self._file(), "leave --data.bytes out")
+            raise errors.UserError("only Parquet and Arrow files hold bytes", self._file(), how)
 
     def _file(self) -> str:
         if not self.root:

@@ -11,30 +11,31 @@ _BYTES = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary")
 """What Arrow's types of bytes are called."""
 
 
-def check(data: Any, where: str, schema: Any, names: list[str]) -> None:
+def check(data: Any, where: str, schema: Any, names: list[str], chosen: bool = False) -> None:
     """Check that a table has columns, each once, and bytes where there are to be bytes.
 
     Args:
         data: the Manifest.
         where: what messages call the table.
         names: of the columns, without that of `bytes`.
+        chosen: whether they are those of a run, so that no flag names others.
 
     Raises:
         UserError: one is missing, twice there, or has something else than bytes.
     """
     for name in [*names, *([data.bytes] if data.bytes else [])]:
         if name not in schema.names:
-            raise _missing(data, where, schema, name)
+            raise _missing(data, where, schema, name, chosen)
         if schema.names.count(name) > 1:
             what = f"the manifest has several columns called {name!r}"
             raise errors.UserError(what, where, "give each column a name of its own")
     for which in ("bytes", "mask") if data.bytes else ():
         column = getattr(data, which)
         if column and column in (*names, data.bytes):
-            _check_bytes(schema, column, which, where)
+            _check_bytes(schema, column, which, where, chosen)
 
 
-def _missing(data: Any, where: str, schema: Any, name: str) -> errors.UserError:
+def _missing(data: Any, where: str, schema: Any, name: str, chosen: bool) -> errors.UserError:
     names = [one if one and one == one.strip() else repr(one) for one in schema.names]  # spaces would not be seen
     marks = [mark for mark in (";", "\t", "|", ",") if len(schema.names) == 1 and mark in schema.names[0]]
     if marks:
@@ -42,23 +43,26 @@ def _missing(data: Any, where: str, schema: Any, name: str) -> errors.UserError:
         how = f"separate the columns with {wanted} in place of {marks[0]!r}; its first row is {names[0]}"
         return errors.UserError("the manifest has one column", where, how)
     how = f"{errors.nearest(name, names)}the columns are {errors.listed(names, 12)}"
-    if name == data.path:
+    if chosen:
+        how += "; name them as in the run's own table"
+    elif name == data.path:
         how += "; name the one with the images' files by --data.path COLUMN"
     elif name == data.label:
         how += "; give masks by --data.mask COLUMN, numbers by --data.target, several classes by --data.labels"
     images = [field.name for field in schema if "binary" in str(field.type)]
-    if name == data.path and not data.bytes and images:
+    if name == data.path and not data.bytes and images and not chosen:
         how = f"did you mean --data.bytes {images[0]}?"
     return errors.UserError(f"the manifest has no column {name!r}", where, how)
 
 
-def _check_bytes(schema: Any, column: str, which: str, where: str) -> None:
+def _check_bytes(schema: Any, column: str, which: str, where: str, chosen: bool) -> None:
     """Check that the column that `bytes` or `mask` names has bytes."""
     kind = schema.field(column).type
     inner = [one.type for one in kind if one.name == "bytes"] if str(kind).startswith("struct<") else [kind]
     if not inner or not _BYTES.match(str(inner[0])):
         what = f"column {column!r} must have bytes, or Hugging Face's struct of bytes and path, got {kind}"
-        raise errors.UserError(errors.one_line(what, 200), where, f"name another: --data.{which} COLUMN")
+        how = "write it as the run's own table has it" if chosen else f"name another: --data.{which} COLUMN"
+        raise errors.UserError(errors.one_line(what, 200), where, how)
 
 
 def check_flat(data: Any, where: str, table: Any) -> None:

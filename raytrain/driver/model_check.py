@@ -102,6 +102,8 @@ def _remedy(experiment: Experiment, blank: Batch, error: str) -> str:
     if "required positional argument" in error and not experiment.task.gives_more:
         given = f'batch["{more[0]}"]' if more else 'batch["NAME"], with a further field of the data'
         return f"write `def forward(self, model, batch): return model(batch.input, {given})` in the task"
+    if experiment.task.gives_more and "a batch of this data has" in error:
+        return "take one of these fields in the task's forward(), or add the missing one to the data"
     axes = " (channels, height, width)" if len(sample) == 3 else ""
     how = f"make {_code(experiment.model)} use the sample's shape{axes}, which is {sample} here"
     return f"convert the input, of {dtype}, in the module's forward(), or {how}" if dtype != "float32" else how

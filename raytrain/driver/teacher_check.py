@@ -12,7 +12,7 @@ from raytrain import errors
 from raytrain.data import Data, Field, Index
 from raytrain.experiment import Experiment
 from raytrain.files import expanded
-from raytrain.run.exported import classes_of, normalisation_of, open_model, sample_of, sha256_of
+from raytrain.run.exported import classes_of, gets_more, normalisation_of, open_model, sample_of, sha256_of
 from raytrain.tasks.distillation import Distillation
 from raytrain.tasks.task import Task
 from raytrain.training import memory
@@ -20,7 +20,8 @@ from raytrain.user_code import places
 
 
 def check_all(e: Experiment, index: Index, epochs: float, new: bool) -> None:
-    """Check the classes of the task's teacher, where it has one, the sizes that it takes, and of a new run its images.
+    """Check the classes and the inputs of the task's teacher, where it has one, the sizes that it takes, and of a new
+    run its images.
 
     Args:
         index: the training samples.
@@ -30,6 +31,7 @@ def check_all(e: Experiment, index: Index, epochs: float, new: bool) -> None:
         UserError: they are not the student's.
     """
     check(e.task, index.classes)
+    check_inputs(e.task)
     if new:
         check_normalisation(e.task, e.data, index.input)
     check_sizes(e, e.data.sample(index), index.input.seen_as, epochs)
@@ -61,6 +63,18 @@ def check(task: Task, classes: tuple[str, ...]) -> None:
     raise errors.UserError(
         what, f"in task.teacher {task.teacher}", "take a teacher of the same classes, in their order"
     )
+
+
+def check_inputs(task: Task) -> None:
+    """Check that the task's teacher, where it has one, takes images alone: it gets the batch's input, also where the
+    task's `forward` gives the student more.
+
+    Raises:
+        UserError: it takes more.
+    """
+    if isinstance(task, Distillation) and gets_more(task.teacher):
+        what = "the teacher was trained on several inputs, and Distillation gives it the data's first field alone"
+        raise errors.UserError(what, f"in task.teacher {task.teacher}", "take a teacher of one input")
 
 
 def check_normalisation(task: Task, data: Data, image: Field) -> None:

@@ -50,6 +50,22 @@ def classes_of(path: str) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
+def gets_more(path: str) -> bool:
+    """Return whether a model for `open_model` was given more than the data's first field; as far as a file notes that.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    where = os.path.expanduser(path)
+    if os.path.isfile(where):
+        return "inputs" in _metadata(where)
+    before = sources.active()
+    try:
+        return Run(where).experiment.task.gives_more
+    finally:
+        sources.activate(before)
+
+
 def sample_of(path: str) -> tuple[int, ...] | None:
     """Return the shape of a sample as a model for `open_model` saw it in training; None for a file, which notes that of
     the stored sample.

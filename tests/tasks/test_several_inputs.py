@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import Ranks, new_run, on_workers, train_rank
-from helpers.scenes import CLASSES, Joining, experiment
+from helpers.scenes import CLASSES, Joining, Small, experiment
 from torch import nn
 
-from raytrain import Batch, Classification, Pipeline, Run, UserError, config
+from raytrain import Batch, Classification, Distillation, Pipeline, Run, UserError, config
 from raytrain.checkpoint import layout
 from raytrain.data.checks import checked_read
 from raytrain.driver.plan import make
@@ -133,6 +133,14 @@ def test_what_gives_a_model_images_alone_is_refused(run: Run, tmp_path: Path) ->
         make(replace(E, parallel=Pipeline(), scaling=replace(E.scaling, workers=2)), here, "run")
 
 
+def test_a_teacher_of_several_inputs_is_refused(run: Run, tmp_path: Path) -> None:
+    export(run, tmp_path / "teacher.pt2")
+    for teacher in (run.path, tmp_path / "teacher.pt2"):
+        student = replace(E, model=Small(), task=Distillation(teacher=str(teacher)))
+        with pytest.raises(UserError, match=r"was trained on several inputs.*; take a teacher of one input"):
+            make(student, here, "run")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -141,7 +149,7 @@ def test_what_gives_a_model_images_alone_is_refused(run: Run, tmp_path: Path) ->
             r"missing 1 required positional argument: 'numbers'.*; write `def forward\(self, model, batch\): "
             r'return model\(batch.input, batch\["mask"\]\)` in the task',
         ),
-        ({"data": config.replace(E.data, "wanted", "mask")}, r"a batch of this data has .*, and no 'sizes'"),
+        ({"data": config.replace(E.data, "wanted", "mask")}, r"and no 'sizes'.*; take one of these fields"),
     ],
 )
 def test_the_plan_says_what_a_forward_pass_lacks(change: dict[str, Any], message: str) -> None:

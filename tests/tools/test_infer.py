@@ -235,6 +235,8 @@ def test_a_table_is_predicted_in_its_order(capsys: Capture, digit_files: Path, t
     expected = [line.split() for line in succeeds(capsys, "predict", run.path, digit_files).splitlines()]
     table = tmp_path / "new.csv"
     csv_file.write_csv(pyarrow.table({"path": names[::-1]}), table)
+    named = tmp_path / "named.csv"
+    named.write_text("file\na.png\n")
     lines = succeeds(capsys, "predict", run.path, table, "--folder", digit_files).splitlines()
     found = [line.split() for line in lines]
     assert [line[0] for line in found] == names[::-1]
@@ -245,6 +247,7 @@ def test_a_table_is_predicted_in_its_order(capsys: Capture, digit_files: Path, t
         ([digit_files, "--folder", tmp_path], "--folder is that of a table's images"),
         ([tmp_path / "none.csv"], "no such file"),
         ([table, "--out", tmp_path / "parts"], f"{table} is predicted by one process"),
+        ([named], f"no column 'path', {named}; the columns are file; name them as in the run's own table"),
     ):
         assert message in fails(capsys, "predict", run.path, *arguments)
     other = make_run(tmp_path / "other", steps=2)
@@ -269,6 +272,8 @@ def test_a_table_of_bytes_is_predicted_without_its_targets(
     else:
         with pyarrow.ipc.new_file(table, images.schema) as writer:
             writer.write_table(images)
+    csv_file.write_csv(pyarrow.table({"picture": ["a.png"]}), tmp_path / "new.csv")
+    assert "give a table with bytes" in fails(capsys, "predict", path, tmp_path / "new.csv")
     found = [line.split() for line in succeeds(capsys, "predict", path, table).splitlines()]
     own = [line.split() for line in succeeds(capsys, "predict", path, "--split", "val").splitlines()]
     assert len(found) == 12 and [line[-1] for line in found[8:]] == [line[-1] for line in own]
