@@ -168,9 +168,11 @@ class Task:
         metric, others = self.monitor.removeprefix("val_"), [name.removeprefix("val_") for name in known]
         close = get_close_matches(metric, others, n=1)
         how = f"did you mean val_{close[0]}? " if close else ""
-        if kind.__module__.startswith("raytrain."):
+        takes = any(f.name == "metrics" for f in fields(self))
+        own = [one for one in kind.__mro__ if not one.__module__.startswith("raytrain.")]
+        if kind not in own or (takes and not any({"directions", "results", "sums"} & vars(one).keys() for one in own)):
             how += f"the metrics are {', '.join(known)}"
-            how += ", and those that you add to task.metrics" if any(f.name == "metrics" for f in fields(self)) else ""
+            how += ", and those that you add to task.metrics" if takes else ""
         else:
             how += (
                 f'write `directions = {{"{metric}": "min"}}` into class {kind.__name__}, '

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from helpers.scenes import Joining
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torchmetrics.functional.classification import (
@@ -173,6 +174,7 @@ def test_the_direction_of_a_metric_is_declared_and_inherited() -> None:
             Classification(monitor="val_acuracy"),
             r"'val_acuracy', in Classification; did you mean val_accuracy\? the metr",
         ),
+        (Joining(monitor="val_auroc"), r"in Joining .*the metrics are .*, and those that you add to task.metrics"),
         (Classification(monitor="accuracy"), r"'accuracy', in Classification; did you mean val_accuracy\?"),
         (Autoencoder(monitor="val_mae"), r'write `directions = {"mae": "min"}` into class Autoencoder, or "max" where'),
         (Graded(monitor="val_errors"), r"in Graded \(.*test_task.py:\d+\); did you mean val_error\? write "),
