@@ -127,8 +127,8 @@ def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tu
     found = replace(unlabelled, root=table, folder=folder or data.folder, on_bad_sample="error").absolute()
     index = found.unlabelled(classes)
     if bad := found.probe(index):  # said before the other images are predicted
-        where = f"name the folder that paths are relative to, by --folder, or leave out the row{'s' * (len(bad) > 1)}"
-        raise errors.UserError(f"cannot read image: {bad[0].reason}", bad[0].path, where)
+        how = "repair it, leave its row out, or name the folder that paths are relative to by --folder"
+        raise errors.UserError(f"cannot read image: {bad[0].reason}", bad[0].path, how)
     return found, index
 
 

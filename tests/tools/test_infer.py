@@ -242,7 +242,7 @@ def test_a_table_is_predicted_in_its_order(capsys: Capture, digit_files: Path, t
     assert [line[0] for line in found] == names[::-1]
     assert [line[1:] for line in found[::-1]] == [line[1:] for line in expected]
     for arguments, message in (
-        ([table], f"No such file or directory, {tmp_path}/more/11.png; name the folder that paths are relative to"),
+        ([table], f"No such file or directory, {tmp_path}/more/11.png; repair it, leave its row out"),
         ([table, digit_files], "a table is predicted by itself"),
         ([digit_files, "--folder", tmp_path], "--folder is that of a table's images"),
         ([tmp_path / "none.csv"], "no such file"),
