@@ -83,7 +83,7 @@ def test_predictions_metrics_and_programs_have_the_targets_units(tmp_path: Path,
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     text = card.text(run, tmp_path / "model.pth", "best", None)
     assert "the predicted numbers, scaled: times " in text
-    assert "scaled: times" not in card.text(run, tmp_path / "model.onnx", "best", None)
+    assert "scaled: times" not in card.text(run, file, "best", parity)
 
 
 def test_a_baseline_is_the_same_in_all_units() -> None:
