@@ -18,7 +18,7 @@ def notes(before: dict[str, torch.Tensor], module: nn.Module) -> list[str]:
     Args:
         before: what `buffers` returned before the step.
     """
-    now = buffers(module)
+    now = dict(module.named_buffers())
     changed = [name for name, value in before.items() if name in now and not now[name].equal(value)]
     if not changed:
         return []
