@@ -40,7 +40,7 @@ COMMANDS = {
     "runs": Command("runs", "List runs and sweeps", "[DIR] [--sort KEY] [--json]"),
     "report": Command("report", "Write an HTML report", "RUN ... [--out FILE] [--evaluate] | SWEEP"),
     "evaluate": Command("tools", "Evaluate a run", "RUN [--data.root DIR] [--json]"),
-    "predict": Command("tools", "Predict images", "RUN PATH ... [--out FILE|FOLDER] [--features]"),
+    "predict": Command("predict", "Predict images", "RUN PATH ... [--out FILE|FOLDER] [--features]"),
     "export": Command("tools", "Write the model", "RUN FILE (.pth .safetensors .pt2 .onnx)"),
     "serve": Command("serve", "Serve a model", "RUN [--port 8000] [--replicas 1] [--address ADDRESS]"),
     "cluster": Command("cluster", "Start a cluster", "init KIND [--out FILE] | check FILE | up FILE"),

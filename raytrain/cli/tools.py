@@ -1,15 +1,12 @@
-"""The commands lr, batch, evaluate, predict and export."""
+"""The commands lr, batch, evaluate and export."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 
-from raytrain import errors
 from raytrain.driver.observe import watched
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
@@ -17,13 +14,11 @@ from raytrain.optim.schedules import Rising
 from raytrain.report import batch as batch_report
 from raytrain.report import card
 from raytrain.report import lr as lr_report
-from raytrain.report import parts as parts_report
 from raytrain.report.console import show_evaluation
 from raytrain.report.output import aside_where
 from raytrain.run.run import Run
-from raytrain.tools import batch_predict, batch_size, batch_trials, columns, inference, lr_range
+from raytrain.tools import batch_size, batch_trials, columns, inference, lr_range
 from raytrain.tools import export as exporting
-from raytrain.tools.batch_settings import Settings
 from raytrain.tools.output import write_file
 
 
@@ -56,60 +51,6 @@ def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, as_js
         print(json.dumps(columns.for_json(result)))
     else:
         show_evaluation(result, run.where)
-
-
-def predict(
-    run: Run,
-    images: list[str],
-    out: str | None,
-    which: str,
-    tta: str,
-    split: str | None,
-    features: str | None,
-    folder: str,
-    spread: Settings | None,
-) -> int:
-    """Predict images, a table or a split; print rows, write a file, or write a result in parts. The exit status is 1 if
-    a worker failed."""
-    if out is not None and spread is not None:
-        return _predict_in_parts(run, images, out, spread, which, tta, features)
-    rows = inference.predict(run, images, which, tta, split=split, features=features, folder=folder)
-    classes = run.experiment.task.class_names(run.classes(which))
-    if out is None:
-        for row in rows:
-            cells = (_cell(name, value, classes) for name, value in row.items())
-            print("  ".join(text for text in cells if text is not None))
-    else:
-        inference.write_predictions(rows, classes, Path(out))
-        print(f"wrote {len(rows)} {'predictions' if features is None else 'feature vectors'} to {out}")
-    return 0
-
-
-def _predict_in_parts(
-    run: Run, images: list[str], out: str, spread: Settings, which: str, tta: str, features: str | None
-) -> int:
-    where = out.partition("?")[0]
-    try:
-        with parts_report.Bar() as bar:
-            found = batch_predict.predict(run, images, out, spread, which, tta, features, bar.follow)
-    except batch_predict.PredictionFailed as error:
-        print(f"error: a worker failed: {error}; correct it, and the same command goes on", file=sys.stderr)
-        return 1
-    print(parts_report.line(found, where))
-    return 0
-
-
-def _cell(name: str, value: Any, classes: tuple[str, ...]) -> str | None:
-    """Return a prediction's column for a table: of a mask the classes' shares, "(none)" where a sample has no label;
-    None for one that only a file has."""
-    if name == "probabilities":
-        return None
-    if name == "mask":
-        found, counts = np.unique(value, return_counts=True)
-        names = [classes[each] if each < len(classes) else str(each) for each in found.tolist()]
-        shares = zip(names, counts.tolist(), strict=True)
-        return errors.one_line(" ".join(f"{each}:{count / value.size:.3f}" for each, count in shares))
-    return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value)) or "(none)"
 
 
 def export(run: Run, file: Path, which: str) -> int:

@@ -1,26 +1,22 @@
-"""The flags of the commands lr, batch, evaluate, predict and export."""
+"""The flags of the commands lr, batch, evaluate and export."""
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from raytrain import errors
 from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import first_argument, show_usage, take, without
 from raytrain.cli.flags.parsing import FLAT, RUN, describe, parse, take_strategy
-from raytrain.data.manifest import is_table
 from raytrain.experiment import Experiment
 from raytrain.optim.schedules import Rising
 from raytrain.run.experiment_file import load
 from raytrain.run.run import Run
-from raytrain.tools.batch_settings import Settings, in_parts
 from raytrain.tools.batch_size import Search as Trying
-from raytrain.tools.output import FEATURES, PLOTS, PREDICTIONS, WEIGHTS, check_onnx, check_output
+from raytrain.tools.output import PLOTS, WEIGHTS, check_onnx, check_output
 
 
 @dataclass(frozen=True)
@@ -146,120 +142,6 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool
 
     path, *others = parse(command, arguments, "raytrain evaluate")
     return Run(path), *others
-
-
-def predict(
-    arguments: list[str],
-) -> tuple[Run, list[str], str | None, str, str, str | None, str | None, str, Settings | None]:
-    """Return the run, the images, folders and URLs, the file or folder to write, the checkpoint, test-time
-    augmentation, the split to read instead, the layer whose features are wanted (an empty string for the head's input,
-    None for predictions), the folder of a table's images, and how a result in parts is computed, if it is one."""
-
-    def command(
-        run: tyro.conf.Positional[Annotated[str, RUN]],
-        paths: tyro.conf.Positional[
-            Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(required)")]
-        ],
-        out: str | None = None,
-        checkpoint: Literal["best", "last"] = "best",
-        split: Literal["train", "val", "test"] | None = None,
-        tta: str = "",
-        features: bool = False,
-        layer: str = "",
-        folder: str = "",
-        spread: Annotated[Settings, FLAT] = Settings(),
-    ) -> tuple:
-        """Predict image files and all images below folders and URLs, all rows of a table, or a split of the run's own
-        data.
-
-        Args:
-            paths: Images, or folders or URLs of images; or one table with the columns of the run's own, but for labels.
-            out: A .csv, .jsonl or .parquet file to write; by default a table is printed. Masks become PNGs in a folder
-                beside it. A folder or URL gets parts of Parquet, written by workers on this machine or a cluster; the
-                same command completes them after a kill.
-            checkpoint: The checkpoint to load.
-            tta: Average the probabilities of an image and its mirror image (flip), or of this many views of it by the
-                run's augmentation.
-            split: The split of the run's own data to predict, in place of images.
-            features: Write the input of the model's last layer as a vector, in place of predictions (.parquet).
-            layer: With --features, take the output of this layer instead. NAME:last says that its channels come last.
-            folder: What paths in a table are relative to; by default the run's data.folder, or the table's own.
-        """
-        return run, paths, out, checkpoint, tta, split, layer if features else None, layer, folder, spread
-
-    given = parse(command, arguments, "raytrain predict")
-    path, images, out, which, tta, split, features, layer, folder, spread = given
-    _check_order(path, images)
-    found = Run(path)
-    table = _table(images, split, folder)
-    if layer and features is None:
-        raise errors.bad_flag("--layer needs --features", "raytrain predict")
-    if in_parts(out):
-        _check_parts(str(out), table or (split and "--split"))
-        return found, list(images), out, which, tta, split, features, folder, spread
-    if spread != Settings() or (any(map(is_url, images)) and not table):
-        what = "images at a URL" if spread == Settings() else "--address, --workers and the like"
-        raise errors.bad_flag(
-            f"{what} need a folder or a URL for the result, such as --out predictions/", "raytrain predict"
-        )
-    if out is not None:
-        check_output(Path(out), PREDICTIONS if features is None else FEATURES)
-    elif features is not None:
-        raise errors.bad_flag("--features needs --out FILE.parquet or --out FOLDER", "raytrain predict")
-    return found, list(images), out, which, tta, split, features, folder, None
-
-
-def _check_order(path: str, images: tuple[str, ...]) -> None:
-    """Check that the run comes before the images.
-
-    Raises:
-        UserError: it is among them.
-    """
-    swapped = [image for image in images if Path(image, "experiment.json").is_file()]
-    if swapped and not Path(path, "experiment.json").is_file():
-        run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
-        raise errors.UserError(
-            "RUN must come first", f"got {path}", f"write `{shlex.join(['raytrain', 'predict', run, *given])}`"
-        )
-
-
-def _table(images: tuple[str, ...], split: str | None, folder: str) -> str | None:
-    """Return the table to predict, if there is one.
-
-    Raises:
-        UserError: there is more beside it, a folder without a table, images beside a split, or neither.
-    """
-    if images and split:
-        raise errors.bad_flag("both images and --split are given", "raytrain predict")
-    if not images and not split:
-        raise errors.bad_flag("no images are given, and no --split", "raytrain predict")
-    tables = [one for one in images if is_table(one)]
-    if tables and len(images) > 1:
-        raise errors.bad_flag(f"a table is predicted by itself, and {tables[0]} is not alone", "raytrain predict")
-    if folder and not tables:
-        raise errors.bad_flag("--folder is that of a table's images", "raytrain predict")
-    return tables[0] if tables else None
-
-
-def _check_parts(out: str, alone: str | None) -> None:
-    """Check that a result may be written in parts.
-
-    Args:
-        alone: what is predicted by one process, if it is.
-
-    Raises:
-        UserError: something is, or the place is that of a file.
-    """
-    if alone:
-        what = f"{alone} is predicted by one process, which writes a file"
-        raise errors.UserError(what, f"got --out {out}", "write --out predictions.parquet")
-    if Path(out.partition("?")[0]).suffix in PREDICTIONS or Path(out).is_file():
-        what = (
-            "a result in parts needs a folder, and this is a file"
-            if Path(out).is_file()
-            else "a URL is a folder of parts"
-        )
-        raise errors.UserError(what, out, "leave the suffix out, or give another --out")
 
 
 def export(arguments: list[str]) -> tuple[Run, Path, str]:

@@ -1,0 +1,67 @@
+"""The command predict."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytrain import errors
+from raytrain.cli.flags.predict import Prediction
+from raytrain.report import parts as parts_report
+from raytrain.run.run import Run
+from raytrain.tools import batch_predict, inference
+
+
+def predict(wanted: Prediction) -> int:
+    """Predict images, a table or a split; print rows, write a file, or write a result in parts. The exit status is 1 if
+    a worker failed."""
+    run = Run(wanted.run)
+    if wanted.out is not None and wanted.in_parts:
+        return _predict_in_parts(run, wanted, wanted.out)
+    rows = inference.predict(
+        run,
+        wanted.images,
+        wanted.checkpoint,
+        wanted.tta,
+        split=wanted.split,
+        features=wanted.features,
+        folder=wanted.folder,
+    )
+    classes = run.experiment.task.class_names(run.classes(wanted.checkpoint))
+    if wanted.out is None:
+        for row in rows:
+            cells = (_cell(name, value, classes) for name, value in row.items())
+            print("  ".join(text for text in cells if text is not None))
+    else:
+        inference.write_predictions(rows, classes, Path(wanted.out))
+        print(f"wrote {len(rows)} {'predictions' if wanted.features is None else 'feature vectors'} to {wanted.out}")
+    return 0
+
+
+def _predict_in_parts(run: Run, wanted: Prediction, out: str) -> int:
+    try:
+        with parts_report.Bar() as bar:
+            found = batch_predict.predict(
+                run, wanted.images, out, wanted.spread, wanted.checkpoint, wanted.tta, wanted.features, bar.follow
+            )
+    except batch_predict.PredictionFailed as error:
+        print(f"error: a worker failed: {error}; correct it, and the same command goes on", file=sys.stderr)
+        return 1
+    print(parts_report.line(found, out.partition("?")[0]))
+    return 0
+
+
+def _cell(name: str, value: Any, classes: tuple[str, ...]) -> str | None:
+    """Return a prediction's column for a table: of a mask the classes' shares, "(none)" where a sample has no label;
+    None for one that only a file has."""
+    if name == "probabilities":
+        return None
+    if name == "mask":
+        found, counts = np.unique(value, return_counts=True)
+        names = [classes[each] if each < len(classes) else str(each) for each in found.tolist()]
+        shares = zip(names, counts.tolist(), strict=True)
+        return errors.one_line(" ".join(f"{each}:{count / value.size:.3f}" for each, count in shares))
+    return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value)) or "(none)"
