@@ -44,7 +44,7 @@ from raytrain.data.reader import Direct, Epoch, Resident
 from raytrain.driver import model_check
 from raytrain.driver.first_batch import blank
 from raytrain.parallel import distributed, dtensors
-from raytrain.parallel.parts import Parts
+from raytrain.parallel.materialise import Parts
 from raytrain.parallel.strategy import RankContext
 from raytrain.run.experiment_file import save
 from raytrain.training.precision import memory_format
@@ -417,7 +417,7 @@ def wrapped(parallel: Any) -> tuple[float, float]:
 _RANK = """
 import json, os, sys, torch, torch.distributed as dist
 from raytrain import CNN, DDP
-from raytrain.parallel.parts import Parts
+from raytrain.parallel.materialise import Parts
 from raytrain.parallel.strategy import RankContext
 rank, world, store, backend = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

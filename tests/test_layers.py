@@ -49,7 +49,7 @@ LIGHT = ("errors", "machine", "watchdog", "order", "files", "user_code", "config
 WITHOUT_RAY = (
     *STAGES[: PLACE["driver"]],
     *(f"driver.{name}" for name in ("plan", "first_step", "resumption", "network", "logs", "guard", "gpu_errors")),
-    *("tools.lr_range", "tools.batch_size", "tools.batch_trials", "tools.probe", "cluster", "jobs"),
+    *("tools.lr_range", "tools.micro_batch", "tools.micro_batch_trials", "tools.probe", "cluster", "jobs"),
 )
 
 

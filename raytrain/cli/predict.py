@@ -10,7 +10,7 @@ import numpy as np
 
 from raytrain import errors
 from raytrain.cli.flags.predict import Prediction
-from raytrain.report import parts as parts_report
+from raytrain.report import predictions
 from raytrain.run.run import Run
 from raytrain.tools import batch_predict, inference
 
@@ -43,14 +43,14 @@ def predict(wanted: Prediction) -> int:
 
 def _predict_in_parts(run: Run, wanted: Prediction, out: str) -> int:
     try:
-        with parts_report.Bar() as bar:
+        with predictions.Bar() as bar:
             found = batch_predict.predict(
                 run, wanted.images, out, wanted.spread, wanted.checkpoint, wanted.tta, wanted.features, bar.follow
             )
     except batch_predict.PredictionFailed as error:
         print(f"error: a worker failed: {error}; correct it, and the same command goes on", file=sys.stderr)
         return 1
-    print(parts_report.line(found, out.partition("?")[0]))
+    print(predictions.line(found, out.partition("?")[0]))
     return 0
 
 

@@ -6,18 +6,17 @@ import json
 import sys
 from pathlib import Path
 
-
 from raytrain.driver.observe import watched
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
 from raytrain.optim.schedules import Rising
-from raytrain.report import batch as batch_report
 from raytrain.report import card
 from raytrain.report import lr as lr_report
+from raytrain.report import micro_batch as batch_report
 from raytrain.report.console import show_evaluation
 from raytrain.report.output import aside_where
 from raytrain.run.run import Run
-from raytrain.tools import batch_size, batch_trials, columns, inference, lr_range
+from raytrain.tools import columns, inference, lr_range, micro_batch, micro_batch_trials
 from raytrain.tools import export as exporting
 from raytrain.tools.output import write_file
 
@@ -32,11 +31,11 @@ def lr(path: Path, value: Experiment, rising: Rising, file: Path | None, followi
 
 
 def batch(
-    value: Experiment, search: batch_size.Search, source: Path | None, as_json: bool, following: list[str]
+    value: Experiment, search: micro_batch.Search, source: Path | None, as_json: bool, following: list[str]
 ) -> None:
     """Find a micro-batch size, and print the command that trains with it."""
     with aside_where(as_json), watched(Logger() if as_json else batch_report.Spinner()) as observer:
-        found = batch_trials.find(value, search, source, observer)
+        found = micro_batch_trials.find(value, search, source, observer)
     if as_json:
         print(batch_report.to_json(found, value, following))
     else:

@@ -20,8 +20,8 @@ from raytrain.parallel.blocks import units
 from raytrain.parallel.cut_layers import compute
 from raytrain.parallel.cutting import shards, styles
 from raytrain.parallel.fsdp import FSDP
+from raytrain.parallel.materialise import Parts
 from raytrain.parallel.meshes import mesh_of
-from raytrain.parallel.parts import Parts
 from raytrain.parallel.strategy import RankContext, Strategy, broadcast
 
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

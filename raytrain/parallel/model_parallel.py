@@ -55,9 +55,10 @@ class ModelParallel(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the layers on the rank's first devices; on CPUs all parts are on one."""
-        from raytrain.parallel import cutting, distributed, parts, strategy  # torch: `--help` needs the fields only
+        # Imported late: they need torch, and `--help` the fields only.
+        from raytrain.parallel import cutting, distributed, materialise, strategy
 
-        model = parts.Parts(build, ranks)
+        model = materialise.Parts(build, ranks)
         module = model.module
         places = ranks.devices[: self.parts] if ranks.more else [ranks.device] * self.parts
         for layers, place in zip(cutting.split(module, self.parts), places, strict=True):

@@ -111,6 +111,6 @@ class Pipeline(Parallel):
 
 def _runtime():
     """Return the modules of the runtime, imported late: they need torch, and `--help` the fields only."""
-    from raytrain.parallel import cutting, stages
+    from raytrain.parallel import cutting, pipeline_stages
 
-    return cutting, stages
+    return cutting, pipeline_stages

@@ -15,7 +15,7 @@ from torch import nn
 
 from raytrain.data.loader import Pass
 from raytrain.parallel.host_copies import HostCopies
-from raytrain.parallel.parts import in_file
+from raytrain.parallel.materialise import in_file
 
 _copy = torch._foreach_copy_  # type: ignore[reportPrivateImportUsage]
 

@@ -1,4 +1,4 @@
-"""A process that tries training steps for `batch_trials`, one per rank; running out of memory may kill it.
+"""A process that tries training steps for `micro_batch_trials`, one per rank; running out of memory may kill it.
 
 It reads commands from standard input and writes answers to standard output, one JSON object per line.
 """

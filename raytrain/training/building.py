@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from raytrain.parallel.parts import lay_out
+from raytrain.parallel.materialise import lay_out
 from raytrain.parallel.strategy import Strategy
 from raytrain.training import freezing, recomputing
 from raytrain.training.precision import memory_format

@@ -19,7 +19,7 @@ from raytrain.driver.endings import Interrupted, RunFailed
 from raytrain.loggers import Logger, RunInfo
 from raytrain.sweep import driver
 from raytrain.sweep.sweep_run import SweepRun
-from raytrain.tools import batch_trials, inference
+from raytrain.tools import inference, micro_batch_trials
 
 __all__ = ["finished", "no_runs", "without_ray"]
 
@@ -129,7 +129,7 @@ def test_json_is_alone_where_the_experiment_file_prints(
 
 @pytest.mark.parametrize(
     ("command", "worker", "name"),
-    [("evaluate", inference, "evaluate"), ("batch", batch_trials, "find"), ("data", data, "describe")],
+    [("evaluate", inference, "evaluate"), ("batch", micro_batch_trials, "find"), ("data", data, "describe")],
 )
 def test_json_is_alone_where_code_of_a_run_or_an_experiment_prints(
     monkeypatch: pytest.MonkeyPatch,

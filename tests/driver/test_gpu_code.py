@@ -16,9 +16,9 @@ from torch import nn
 
 from raytrain import CNN, DDP, FSDP, DataParallel, Digits, Experiment, ModelParallel, UserError
 from raytrain.data import loader
-from raytrain.parallel.parts import Parts
+from raytrain.parallel.materialise import Parts
+from raytrain.parallel.pipeline_stages import Stages
 from raytrain.parallel.replicas import Replicas
-from raytrain.parallel.stages import Stages
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.training import memory
 from raytrain.training.trainer import Trainer

@@ -10,7 +10,7 @@ from helpers.ranks import Ranks
 from torch import nn
 
 from raytrain.checkpoint import checkpoints, mapped
-from raytrain.parallel.parts import Parts, in_file, lay_out
+from raytrain.parallel.materialise import Parts, in_file, lay_out
 from raytrain.parallel.strategy import RankContext
 
 CPU = torch.device("cpu")

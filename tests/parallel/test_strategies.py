@@ -36,7 +36,7 @@ from raytrain import (
 )
 from raytrain.checkpoint.checkpoints import load_optimizer
 from raytrain.parallel.cutting import split
-from raytrain.parallel.stages import cut
+from raytrain.parallel.pipeline_stages import cut
 from raytrain.parallel.strategy import RankContext
 
 WAYS = {

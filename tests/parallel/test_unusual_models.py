@@ -16,7 +16,7 @@ from torchvision import models
 
 from raytrain import DDP, FSDP, Model, ModelParallel, Parallel, Pipeline, Run, TensorParallel, UserError
 from raytrain.parallel.cutting import styles
-from raytrain.parallel.stages import cut
+from raytrain.parallel.pipeline_stages import cut
 
 
 class Reading(nn.Module):

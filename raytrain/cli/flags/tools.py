@@ -15,7 +15,7 @@ from raytrain.experiment import Experiment
 from raytrain.optim.schedules import Rising
 from raytrain.run.experiment_file import load
 from raytrain.run.run import Run
-from raytrain.tools.batch_size import Search as Trying
+from raytrain.tools.micro_batch import Search as Trying
 from raytrain.tools.output import PLOTS, WEIGHTS, check_onnx, check_output
 
 

@@ -19,8 +19,8 @@ from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 
 from raytrain import CNN, SGD, Augment, Deterministic, Digits, Experiment, Pipeline, Scaling, UserError
 from raytrain.run import experiment_file
-from raytrain.tools.batch_size import Found, Search, Trial, best, doubling, sizes
-from raytrain.tools.batch_trials import find
+from raytrain.tools.micro_batch import Found, Search, Trial, best, doubling, sizes
+from raytrain.tools.micro_batch_trials import find
 
 __all__ = ["without_ray"]
 

@@ -30,7 +30,7 @@ from raytrain.driver.plan import Plan
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
 from raytrain.run import copies, experiment_file
-from raytrain.tools.batch_size import Found, Search, Trial, doubling, sizes
+from raytrain.tools.micro_batch import Found, Search, Trial, doubling, sizes
 from raytrain.training import memory
 from raytrain.training.precision import available, check_device
 

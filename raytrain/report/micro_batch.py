@@ -16,7 +16,7 @@ from raytrain.loggers import Logger
 from raytrain.report.console import terminal
 from raytrain.report.layout import cell, show_next
 from raytrain.report.layout import show as show_line
-from raytrain.tools.batch_size import Found, Trial, best
+from raytrain.tools.micro_batch import Found, Trial, best
 
 
 class Spinner(Logger):

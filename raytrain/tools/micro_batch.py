@@ -1,8 +1,8 @@
 """The search for the largest micro-batch that fits into a worker's memory, and for the fastest.
 
 The search never changes `batch_size`: gradients of micro-batches accumulate to it. A micro-batch is a forward pass of
-its own, so BatchNorm's statistics and dropout's random numbers depend on it. `batch_trials` tries real steps. Without
-Ray.
+its own, so BatchNorm's statistics and dropout's random numbers depend on it. `micro_batch_trials` tries real
+steps. Without Ray.
 """
 
 from __future__ import annotations

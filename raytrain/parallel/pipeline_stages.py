@@ -20,9 +20,9 @@ from torch.fx._symbolic_trace import _assert_is_none
 from raytrain import errors
 from raytrain.data.loader import Pass
 from raytrain.parallel.cutting import balanced
+from raytrain.parallel.materialise import Parts, in_file
 from raytrain.parallel.meshes import mesh_of
 from raytrain.parallel.pairs import untouched
-from raytrain.parallel.parts import Parts, in_file
 from raytrain.parallel.strategy import Autocast, Loss, RankContext, Shape, Strategy, broadcast, mapped, snapshot
 
 _SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe, "interleaved": ScheduleInterleaved1F1B}
