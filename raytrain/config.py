@@ -90,6 +90,11 @@ def get(config: Any, path: str) -> Any:
     return config
 
 
+def is_below(path: str, *fields: str) -> bool:
+    """Return whether a dotted path is one of some fields, or that of a value within one."""
+    return any(path == field or path.startswith(f"{field}.") for field in fields)
+
+
 def paths(config: Any, prefix: str = "") -> list[str]:
     """Return the dotted paths of all leaf fields, in order; `hooks.0.every` for a dataclass in a tuple."""
     if isinstance(config, tuple) and any(map(dataclasses.is_dataclass, config)):

@@ -295,7 +295,8 @@ def _wrong_labels(index: Index, labels: Any) -> tuple[str, str] | None:
     if not len(labels):
         return "there are no samples", "let index() list at least one"
     if not isinstance(classes, tuple) or not classes or not all(isinstance(name, str) for name in classes):
-        return f"classes must be a tuple of strings, got {_kind(classes)}", 'write classes=("a", "b")'
+        got = _kind(classes) if classes else classes
+        return f"classes must be a tuple of strings, got {got}", 'write classes=("a", "b")'
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= len(classes):
         sample = int(labels.argmin() if low < 0 else labels.argmax())

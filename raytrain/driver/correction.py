@@ -32,7 +32,7 @@ def may_change(path: str) -> bool:
     """Return whether a run that goes on may change the value at a dotted path; of the sources of `Mixed` what may
     change of a source."""
     path = re.sub(r"^data\.sources\.\d+\.", "data.", path)
-    return any(path == one or path.startswith(f"{one}.") for one in RESUMABLE)
+    return config.is_below(path, *RESUMABLE)
 
 
 class Correction:

@@ -33,7 +33,7 @@ from raytrain.experiment import Experiment
 from raytrain.files import reason, write_atomically
 from raytrain.loggers import Logger, RunInfo
 from raytrain.run import copies, experiment_file
-from raytrain.run.begin import begin, check_writable, discard
+from raytrain.run.begin import begin, check_writable, discard, stem_of
 from raytrain.run.metrics_log import read_metrics
 from raytrain.run.run import Run
 from raytrain.user_code import places, sources
@@ -67,11 +67,7 @@ def train(
         RunFailed: it started and failed.
     """
     check_writable(options.out, options.name)
-    stem = source.stem if source else "run"
-    if source and source.name == "experiment.py" and (source.parent / "experiment.json").is_file():
-        stem = source.parent.name.rpartition("-")[0] or source.parent.name
-    elif source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():  # a sweep's best
-        stem = source.parent.name
+    stem = stem_of(source, "experiment.json", "run")
     shown = location.join(options.out, options.name or f"{stem}-N")
     with Session(options.address, options.verbose) as session:
         planned = plan.make(value, session.resources, shown)

@@ -76,7 +76,7 @@ def check_model(experiment: Experiment, blank: Batch, classes: int) -> tuple[nn.
             output, changed = _first_pass(experiment, module, blank)
         except Exception as error:
             what = f"the model cannot take a sample of this data: {places.reason(error)}"
-            how = _remedy(experiment, blank, str(error))
+            how = _remedy(experiment, blank, classes, str(error))
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     _check_state(module, changed, f"in {where}")
     if isinstance(output, dict | tuple | list) and type(experiment.task).loss.__module__.startswith("raytrain."):
@@ -95,7 +95,7 @@ def check_model(experiment: Experiment, blank: Batch, classes: int) -> tuple[nn.
     return module, shape
 
 
-def _remedy(experiment: Experiment, blank: Batch, error: str) -> str:
+def _remedy(experiment: Experiment, blank: Batch, classes: int, error: str) -> str:
     """Return what to do about a model that cannot take a sample."""
     sample, dtype = _shape(blank), str(blank.input.dtype).removeprefix("torch.")
     more = [name for name in blank.arrays if name != "label"][1:]
@@ -104,6 +104,8 @@ def _remedy(experiment: Experiment, blank: Batch, error: str) -> str:
         return f"write `def forward(self, model, batch): return model(batch.input, {given})` in the task"
     if experiment.task.gives_more and "a batch of this data has" in error:
         return "take one of these fields in the task's forward(), or add the missing one to the data"
+    if not classes and "[0, " in error:  # a convolution without outputs
+        return f"the data names no classes, so let {_code(experiment.model)} give as many outputs as the task wants"
     axes = " (channels, height, width)" if len(sample) == 3 else ""
     how = f"make {_code(experiment.model)} use the sample's shape{axes}, which is {sample} here"
     return f"convert the input, of {dtype}, in the module's forward(), or {how}" if dtype != "float32" else how

@@ -40,7 +40,7 @@ class Stage:
 
 def changes(path: str) -> bool:
     """Return whether the field at a dotted path may change while a run goes on."""
-    return any(path == field or path.startswith(f"{field}.") for field in MUTABLE)
+    return config.is_below(path, *MUTABLE)
 
 
 def check_stages(experiment: Any) -> None:

@@ -62,6 +62,23 @@ def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], N
         raise
 
 
+def stem_of(source: Path | None, record: str, default: str) -> str:
+    """Return how the names of new directories begin: as the experiment's file is called, or the run or sweep whose copy
+    it is.
+
+    Args:
+        record: the file by which a directory of the new one's kind is known, whose number is left out.
+        default: without a file.
+    """
+    if source is None:
+        return default
+    folder = source.parent
+    if source.name != "experiment.py" or not any((folder / one).is_file() for one in ("experiment.json", "sweep.json")):
+        return source.stem
+    stem = folder.name.rpartition("-")[0]
+    return stem if stem and (folder / record).is_file() else folder.name
+
+
 def discard(path: Path) -> bool:
     """Remove a run's directory in which nothing was trained; return whether it is removed. A directory with a row of
     metrics or a checkpoint stays."""

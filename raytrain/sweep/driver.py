@@ -25,7 +25,7 @@ from raytrain.driver.session import Session
 from raytrain.files import write_atomically
 from raytrain.loggers import Logger, RunInfo
 from raytrain.run import copies
-from raytrain.run.begin import begin, check_writable
+from raytrain.run.begin import begin, check_writable, stem_of
 from raytrain.run.lock import Lock
 from raytrain.sweep import record
 from raytrain.sweep.at_url import NodeUploads, Uploads
@@ -62,9 +62,7 @@ def sweep(
         RunFailed: no trial could be run.
     """
     check_writable(options.out, options.name)
-    stem = source.stem if source else "sweep"
-    if source and source.name == "experiment.py" and (source.parent / "sweep.json").is_file():
-        stem = source.parent.name.rpartition("-")[0] or source.parent.name
+    stem = stem_of(source, "sweep.json", "sweep")
     to_dict(value)
     reason = impossible(value)
     if reason:

@@ -83,7 +83,7 @@ def _deciding(value: Sweep) -> list[Axis]:
         UserError: an axis of the data has an unknown number of values.
     """
     axes = value.axes
-    data = [axis for axis in axes if _within(axis, "data") and not _within(axis, "data.augment")]
+    data = [one for one in axes if config.is_below(one.path, "data") and not config.is_below(one.path, "data.augment")]
     for axis in data:
         if axis.finite is None:
             raise errors.UserError(
@@ -92,7 +92,7 @@ def _deciding(value: Sweep) -> list[Axis]:
                 "make it a Grid or a Choice",
             )
     found = with_conditions(data, axes)
-    models = [axis for axis in axes if _within(axis, "model") and axis.finite is not None]
+    models = [axis for axis in axes if config.is_below(axis.path, "model") and axis.finite is not None]
     objects = (one for axis in models for one in axis.finite or () if axis.path == "model")
     if all(type(one).weights_input is Model.weights_input for one in (value.experiment.model, *objects)):
         return found
@@ -107,10 +107,6 @@ def _rank(axis: Axis) -> int:
     """Return the place of a model's axis among those that may decide what weights give, the likeliest first: which
     model it is, then names and switches, then numbers."""
     return 0 if axis.path == "model" else 1 + any(type(one) in (int, float) for one in axis.finite or ())
-
-
-def _within(axis: Axis, path: str) -> bool:
-    return axis.path == path or axis.path.startswith(f"{path}.")
 
 
 def _count(axes: Iterable[Axis]) -> int:

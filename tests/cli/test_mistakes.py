@@ -107,6 +107,23 @@ class Net(Model):
     assert f"{tmp_path}/exp.py:" in said
 
 
+def test_a_model_with_as_many_outputs_as_data_without_classes(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
+    net = """
+from torch import nn
+@dataclass(frozen=True)
+class Net(Model):
+    def build(self, sample, classes):
+        return nn.Conv2d(3, classes, 1)
+"""
+    folder(tmp_path / "images", {"train": ("a",)})
+    names = [path.relative_to(tmp_path) for path in sorted((tmp_path / "images").rglob("*.*"))]
+    (tmp_path / "t.csv").write_text("\n".join(["path,age", *(f"{name},{age}" for age, name in enumerate(names))]))
+    data = f"Manifest(root='{tmp_path}/t.csv', target=('age',), size=8)"
+    file = experiment(tmp_path, "Net()", data, before=net, rest="task=Regression()")
+    said = fails(capsys, "train", file, "--out", no_runs)
+    assert "; the data names no classes, so let build(sample, classes) give as many outputs as the task wants" in said
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -20,11 +20,32 @@ from raytrain import CNN, Digits, Experiment, Run, UserError
 from raytrain.checkpoint import checkpoints
 from raytrain.checkpoint.rows import check_rows
 from raytrain.run import experiment_file
-from raytrain.run.begin import begin, check_writable, discard
+from raytrain.run.begin import begin, check_writable, discard, stem_of
 from raytrain.run.lock import Lock, LockHeld
 from raytrain.run.metrics_log import MetricsLog, damaged_lines, read_metrics
 
 VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("file", "of_a_run", "of_a_sweep"),
+    [
+        ("digits.py", "digits", "digits"),
+        ("experiment.py", "experiment", "experiment"),
+        ("digits-3/experiment.py", "digits", "digits-3"),
+        ("named/experiment.py", "named", "named"),
+        ("lrs-2/experiment.py", "lrs-2", "lrs"),
+    ],
+)
+def test_a_new_directory_is_called_as_the_file_or_as_what_it_is_a_copy_of(
+    tmp_path: Path, file: str, of_a_run: str, of_a_sweep: str
+) -> None:
+    for name, record in (("digits-3", "experiment"), ("named", "experiment"), ("lrs-2", "sweep")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{record}.json").touch()
+    assert stem_of(tmp_path / file, "experiment.json", "run") == of_a_run
+    assert stem_of(tmp_path / file, "sweep.json", "sweep") == of_a_sweep
+    assert stem_of(None, "sweep.json", "sweep") == "sweep"
 
 
 @pytest.fixture
