@@ -55,8 +55,7 @@ class ModelParallel(Parallel):
 
     def setup(self, build: Callable[[], nn.Module], ranks: RankContext, shape: Shape) -> Strategy:
         """As the base class, with the layers on the rank's first devices; on CPUs all parts are on one."""
-        # Imported late: they need torch, and `--help` the fields only.
-        from raytrain.parallel import cutting, distributed, materialise, strategy
+        from raytrain.parallel import cutting, distributed, materialise, strategy  # torch: `--help` needs fields only
 
         model = materialise.Parts(build, ranks)
         module = model.module
