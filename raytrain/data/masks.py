@@ -117,6 +117,10 @@ def check_columns(data: Any) -> None:
     if len(given) > 1:
         how = f"leave {given[0]} or {given[1]} out"
         raise errors.UserError(f"{given[0]} and {given[1]} are both what is to be predicted", "in data", how)
+    for name in ("target", "inputs"):
+        columns = getattr(data, name)
+        if twice := [one for number, one in enumerate(columns) if one in columns[:number]]:
+            raise errors.UserError(f"column {twice[0]!r} is named twice", f"in data.{name}", "leave one out")
     if data.mask and data.mask in (data.bytes, data.path, data.split):
         raise errors.UserError(f"column {data.mask!r} has something else", "in data.mask", "name the column of masks")
     wanted = (*data.target, data.labels, data.mask) if given else (data.label,)

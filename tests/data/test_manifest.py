@@ -350,6 +350,9 @@ def test_columns_of_numbers_are_inputs_beside_the_image(folder: Path, tmp_path: 
     ]:
         with pytest.raises(UserError, match=message):
             Manifest(root, size=8, folder=str(folder), inputs=(name,)).index()
+    for name in ("inputs", "target"):
+        with pytest.raises(UserError, match=f"column 'age' is named twice, in data.{name}"):
+            replace(data, **{name: ("age", "weight", "age")})
 
 
 def test_lists_of_numbers_are_targets_and_others_are_refused(folder: Path, tmp_path: Path):
