@@ -66,6 +66,14 @@ def labels(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits.float(), target, reduction="none")
 
 
+def places(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return how many classes come before each sample's own, int64 [n]: those with a greater logit, or with an equal
+    one and a smaller number."""
+    own, numbers = logits.gather(1, target[:, None]), torch.arange(logits.shape[1], device=logits.device)
+    # Not `logits > own`: a logit that is not a number comes first, and is no right answer.
+    return (~(logits <= own) | ((logits == own) & (numbers < target[:, None]))).sum(1)
+
+
 def pixels(
     logits: torch.Tensor, mask: torch.Tensor, weights: tuple[float, ...], smoothing: float = 0.0
 ) -> torch.Tensor:

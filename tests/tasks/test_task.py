@@ -15,7 +15,7 @@ from torchmetrics.functional.classification import (
     multiclass_confusion_matrix,
 )
 
-from raytrain import Batch, Classification, Task, UserError
+from raytrain import F1, Batch, Classification, Task, UserError
 from raytrain.tasks.metrics import Sums
 
 CPU = torch.device("cpu")
@@ -111,6 +111,28 @@ def test_half_precision_logits_are_judged_in_single_precision() -> None:
     half = Batch({"image": whole.images.bfloat16(), "label": whole.labels}, whole.ids)
     expected = cross_entropy(half.images.flatten(1).float(), half.labels, reduction="none").double().sum()
     assert Classification().sums(Logits(), half)["loss"] == expected
+
+
+def test_of_equal_logits_the_first_class_is_the_answer_everywhere() -> None:
+    whole = batch(200, 9)
+    coarse = Batch({"image": whole.images.round().div(3).round(), "label": whole.labels}, whole.ids)
+    logits, labels, task = (
+        coarse.images.flatten(1),
+        coarse.labels.numpy(),
+        Classification(metrics=(F1(average="micro"),)),
+    )
+    found = task.results(totals(task, coarse, [150, 50]))
+    order = np.argsort(-logits.numpy(), axis=1, kind="stable")
+    assert found["accuracy"] == (order[:, 0] == labels).mean() == pytest.approx(found["micro_f1"], abs=1e-12)
+    assert found["top5_accuracy"] == (order[:, :5] == labels[:, None]).any(1).mean()
+    answers = [int(one["label"]) for one in task.predictions(logits, tuple("012345678"))]
+    assert answers == order[:, 0].tolist()
+
+
+def test_a_logit_that_is_no_number_is_no_right_answer_among_five() -> None:
+    whole = batch(9, 8)
+    nan = Batch({"image": torch.full_like(whole.images, torch.nan), "label": whole.labels}, whole.ids)
+    assert totals(Classification(), nan, [9])["top5"] == 0
 
 
 def test_top5_is_left_out_where_five_answers_are_all_there_are() -> None:
