@@ -255,7 +255,7 @@ def _wrong_fields(index: Index) -> tuple[str, str] | None:
             return f"the dtype of {field.name!r} must be the name of a type of numbers, got {field.dtype!r}", (
                 "keep text in the source, and look it up by the samples' numbers, which a batch has as ids"
                 if text
-                else 'write dtype="float32", "int64" or "uint8"'
+                else 'write dtype="float32", or bool, int8 to int64, uint8, uint16, float16 or float64'
             )
         if field.kind not in get_args(Kind):
             close = get_close_matches(str(field.kind), get_args(Kind), n=1)

@@ -124,7 +124,8 @@ class TorchData(Wrapped, Data):
             name = target_of(type(self)).__name__
             with calling(name):
                 found = self._called(split=split, train=split == "train")
-            if not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
+            stream = any(base.__name__ == "IterableDataset" for base in type(found).__mro__)
+            if stream or not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
                 what = f"{name} must have a length and samples by number, got {type(found).__name__}"
                 raise self._wrong(what, "use a map-style dataset, with __len__ and __getitem__")
             if not len(found):
@@ -153,7 +154,7 @@ class TorchData(Wrapped, Data):
         for name, value in named.items():
             array = _array(value)
             if array is None:
-                how = "return tensors, NumPy arrays, numbers, or PIL images in mode L or RGB"
+                how = "return numbers, PIL images in mode L or RGB, or tensors and arrays of float32 or other numbers"
                 raise self._wrong(f"{name!r} of a sample is {_kind(value)}", how)
             arrays[name] = array
         return _flat_masks(arrays), None if number is None else int(number)
@@ -227,11 +228,13 @@ def _array(value: Any) -> np.ndarray | None:
         array = np.asarray(value)
         return (array[None] if value.mode == "L" else array.transpose(2, 0, 1)) if value.mode in ("L", "RGB") else None
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = None if str(value.dtype) == "torch.bfloat16" else value.detach().cpu().numpy()
     if isinstance(value, bool | int | float):
         value = np.asarray(value)
     found = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else None
-    return found if found is not None and found.dtype.kind in "biuf" else None
+    if found is None or found.dtype.kind not in "biuf":
+        return None
+    return found.astype(found.dtype.newbyteorder("="), copy=False)  # files of FITS and others have big-endian numbers
 
 
 def _named(names: Any) -> tuple[str, ...]:
@@ -259,5 +262,7 @@ def _is_image(array: np.ndarray) -> bool:
 
 
 def _kind(value: Any) -> str:
-    mode = f" in mode {value.mode}" if hasattr(value, "getbands") else ""
-    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}{mode}".removeprefix("builtins.")
+    more = f" in mode {value.mode}" if hasattr(value, "getbands") else ""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        more = f" of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}{more}".removeprefix("builtins.")

@@ -108,7 +108,9 @@ def _remedy(experiment: Experiment, blank: Batch, classes: int, error: str) -> s
         return f"the data names no classes, so let {_code(experiment.model)} give as many outputs as the task wants"
     axes = " (channels, height, width)" if len(sample) == 3 else ""
     how = f"make {_code(experiment.model)} use the sample's shape{axes}, which is {sample} here"
-    return f"convert the input, of {dtype}, in the module's forward(), or {how}" if dtype != "float32" else how
+    if dtype == "float32":
+        return how
+    return f"let the data give float32, convert its {dtype} in the module's forward(), or {how}"
 
 
 def _several_outputs(output: dict[str, Any] | tuple[Any, ...] | list[Any], where: str) -> errors.UserError:

@@ -46,6 +46,10 @@ class Given(Data):
         ((replace(TABLE, shape=(0,)),), r"shape of 'columns' must be a tuple of whole numbers, got \(0,\)"),
         ((replace(TABLE, dtype="str"),), "type of numbers, got 'str', .*; keep text in the source, .* ids"),
         ((replace(TABLE, dtype="float33"),), "type of numbers, got 'float33', .*; write dtype="),
+        (
+            (replace(TABLE, dtype="uint32"),),
+            "type of numbers, got 'uint32', .*, or bool, int8 to int64, ",
+        ),
         ((replace(TABLE, kind="img"),), "kind of 'columns' must be one of image, mask, plain, got 'img', .*; did you"),
         ((replace(TABLE, kind="xyz"),), "kind of 'columns' must be one of image, mask, plain, .*; write kind="),
         ((replace(TABLE, kind="image"),), r"image's shape must be \(channels, height, width\), got \(5,\)"),

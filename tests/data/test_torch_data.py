@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.plain_parts import Digit, Stream, Whole, named, truth
+from helpers.plain_parts import Digit, LongStream, Stream, Whole, named, truth
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 
 from raytrain import (
@@ -88,6 +88,15 @@ def test_floats_and_samples_without_labels_are_unchanged() -> None:
     assert bare["train"].labels is None and (len(bare["train"]), len(bare["val"])) == (287, 72)
 
 
+def test_numbers_of_another_byte_order_are_the_same_numbers() -> None:
+    index = checked_indices(data := TorchData(Whole, form="big-endian"))["train"]
+    assert [(field.name, field.dtype) for field in index.fields] == [("x", "float32"), ("n", "float64")]
+    found = checked_read(data, index, np.arange(20))
+    stored = Digits().read(Digits().index()["val"], index.rows[:20])
+    np.testing.assert_array_equal(found["x"], (stored / 255).astype(np.float32))
+    np.testing.assert_array_equal(found["n"], index.rows[:20])
+
+
 def test_a_share_of_each_class_is_held_out() -> None:
     data = TorchData(Whole, val_fraction=0.25, split_seed=3)
     found = checked_indices(data)
@@ -116,6 +125,13 @@ def test_a_share_of_each_class_is_held_out() -> None:
         (TorchData(named), "same classes in another order: class 0 is '0' in train, and '9' in val, in named .*; give"),
         (TorchData(named, val="012345678"), "train and val have different classes: val lacks 9, in named "),
         (TorchData(Stream), "Stream must have a length and samples by number"),
+        (TorchData(LongStream), "LongStream must have a length and samples by number"),
+        (
+            TorchData(Whole, form="complex"),
+            r"'image' of a sample is numpy.ndarray of complex128 \[1, 8, 8\]",
+        ),
+        (TorchData(Whole, form="half"), r"'image' of a sample is torch.Tensor of bfloat16 \[1, 8, 8\], .* float32"),
+        (TorchData(Whole, form="a list"), r"a label must be a whole number, got torch.Tensor of int64 \[1\]"),
     ],
     ids=str,
 )

@@ -120,6 +120,14 @@ class Digit(Dataset):
             "bool mask": lambda: {"image": image, "mask": torch.from_numpy(image[0] > 99)},
             "tall mask": lambda: {"image": image, "mask": torch.from_numpy(image > 99).long()},
             "grey mask": lambda: {"image": image, "mask": Image.fromarray((image[0] > 99).astype(np.uint8))},
+            "big-endian": lambda: {
+                "x": (image / 255).astype(">f4"),
+                "n": np.float64(number).astype(">f8"),
+                "label": label,
+            },
+            "complex": lambda: (image * 1j, label),
+            "half": lambda: (torch.from_numpy(image).bfloat16(), label),
+            "a list": lambda: (image, torch.tensor([label])),
             "bare": lambda: torch.from_numpy(image),
             "random": lambda: (torch.rand(1, 8, 8), label),
             "three": lambda: (image, label, label),
@@ -146,6 +154,13 @@ class Stream(IterableDataset):
 
     def __iter__(self) -> Any:
         return iter([(torch.zeros(1), 0)])
+
+
+class LongStream(Stream):
+    """Samples without numbers, whose count is known."""
+
+    def __len__(self) -> int:
+        return 1
 
 
 def truth(train: bool, form: str = "pil") -> Dataset:
