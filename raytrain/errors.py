@@ -118,6 +118,13 @@ def no_root(source: str) -> UserError:
     return UserError("data.root is not set", f"in {source}", "say where the data is: --data.root DIR")
 
 
+def storage_remedy(error: BaseException) -> str:
+    """Return what to do about a URL that Arrow's file systems refuse."""
+    if "Unrecognized filesystem" in str(error):
+        return "write a path, or a URL of s3, gs, abfss or hdfs"
+    return "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)"
+
+
 def bad_sample(path: str, reason: str) -> UserError:
     return UserError(
         f"cannot read sample: {reason}",

@@ -375,11 +375,8 @@ def answered(url: str, ask: Callable[[], T]) -> T:
     except errors.UserError:
         raise
     except Exception as error:
-        raise errors.UserError(
-            f"storage does not answer: {str(error).strip() or type(error).__name__}",
-            url,
-            "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)",
-        ) from None
+        what = f"storage does not answer: {str(error).strip() or type(error).__name__}"
+        raise errors.UserError(what, url, errors.storage_remedy(error)) from None
 
 
 def _plain(name: str) -> bool:

@@ -113,7 +113,7 @@ def _system(url: str, process: int, given: frozenset[tuple[str, str]]) -> tuple[
 
 def refused(url: str, error: BaseException) -> errors.UserError:
     """Return the error for a URL that cannot be read."""
-    how = "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)"
+    how = errors.storage_remedy(error)
     if isinstance(error, FileNotFoundError):
         return errors.UserError("nothing is there", shown(url), how)
     return errors.UserError(f"the URL cannot be read: {errors.one_line(str(error), 300)}", shown(url), how)

@@ -147,12 +147,12 @@ def answered(url: str, seconds: float, tries: int) -> _Files:
     Raises:
         UserError: it has no pack, or does not answer in time.
     """
-    how = "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)"
     shown = url.partition("?")[0]
     try:
         return retried(lambda sign: _Files(url), seconds, tries)
-    except FileNotFoundError:
-        raise errors.UserError("no pack there (it has no manifest.json)", shown, how) from None
+    except FileNotFoundError as error:
+        what = "no pack there (it has no manifest.json)"
+        raise errors.UserError(what, shown, errors.storage_remedy(error)) from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise refused(url, error) from None
 

@@ -211,6 +211,7 @@ def test_a_missing_object_is_a_bad_sample(folder: Path, url: str) -> None:
         ("s3://bucket/nothing", "nothing is there, s3://bucket/nothing; check the address"),
         ("s3://no-such-bucket/x?region=us-east-1", "the URL cannot be read: .*, s3://no-such-bucket/x; check"),
         ("foo://bucket/x", "the URL cannot be read: Unrecognized filesystem type"),
+        ("https://host/x", "https://host/x; write a path, or a URL of s3, gs, abfss or hdfs$"),
         ("s3://key:secret@bucket/images", "the URL holds a password"),
     ],
 )
