@@ -168,6 +168,8 @@ class TorchData(Wrapped, Data):
             if not np.array_equal(array, again[key], equal_nan=array.dtype.kind == "f"):
                 how = "leave random transforms out: data.augment has crops, flips and policies, new in each epoch"
                 raise self._wrong(f"{key!r} of a sample is another one each time it is read", how)
+        if not first:
+            raise self._wrong("a sample has no array besides its label", _DICT)
         images = {array.shape[1:] for array in first.values() if _is_image(array)}
         fields = tuple(
             Field(

@@ -153,6 +153,16 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     return Batch(tensors, ids)
 
 
+def not_finite(batch: Batch) -> str:
+    """Return what to do about the first of a batch's numbers that is not finite, an empty string if all are."""
+    for name, array in batch.arrays.items():
+        finite = array.isfinite().flatten(1).all(1) if array.ndim > 1 else array.isfinite()
+        if not finite.all():
+            sample = batch.ids[int(finite.int().argmin())]
+            return f"leave sample {sample} out, or replace the values of its {name!r} that are not finite"
+    return ""
+
+
 def _check_range(e: Experiment, index: Index, arrays: Mapping[str, torch.Tensor]) -> None:
     """Check that images are from 0 to 1 where an operation cuts off what is not.
 

@@ -25,7 +25,7 @@ from raytrain import order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
 from raytrain.driver import unsaved
-from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, read_batch, sizes
+from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, not_finite, read_batch, sizes
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
@@ -178,7 +178,7 @@ class _Step:
             raise UserError(what, self.loss_at, how)
         if self.finite and not loss.is_meta and not loss.isfinite():
             what = f"the loss of the first {len(batch)} samples is {loss.item()} before any training"
-            how = "look for a division by zero, or a logarithm or a root of zero"
+            how = not_finite(batch) or "look for a division by zero, or a logarithm or a root of zero"
             raise UserError(what, self.loss_at, how) from FloatingPointError()
         return loss, float(count)
 

@@ -41,7 +41,7 @@ def build(name: str, channels: int, outputs: int, rescale: bool) -> tuple[nn.Mod
         raise errors.UserError(
             f"torchvision's {name} takes images of 3 channels and these have {channels}",
             "in model.name",
-            "use a source of colour images, or a CNN or MLP",
+            "use a source of colour images, or a Timm, CNN or MLP",
         )
     if name in _segmentation():
         if not outputs:

@@ -115,6 +115,10 @@ def test_a_share_of_each_class_is_held_out() -> None:
     [
         (TorchData(Whole, form="random"), "'image' of a sample is another one each time it is read, in Whole"),
         (TorchData(Whole, form="three"), "a sample has 3 values without names, in Whole .*; return a dict of named"),
+        (
+            TorchData(Whole, form="empty"),
+            "a sample has no array besides its label, in Whole .*; return a dict of named",
+        ),
         (TorchData(Whole, form="text"), "'name' of a sample is str"),
         (TorchData(Whole, form="palette"), "'image' of a sample is PIL.Image in mode P"),
         (TorchData(Whole, form="last"), r"'image' is uint8 \[8, 8, 3\], with its channels last"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,27 @@ def test_a_loss_that_training_cannot_use_is_named_with_its_line(
     capsys: Capture, tmp_path: Path, body: str, message: str
 ) -> None:
     assert message in said(capsys, tmp_path, LOSS.format(body))
+
+
+@pytest.mark.usefixtures("without_ray", "no_runs")
+def test_input_that_is_no_number_is_named_with_its_sample(capsys: Capture, tmp_path: Path) -> None:
+    body = """\
+import dataclasses
+import numpy as np
+class Broken(Digits):
+    def read(self, index, samples):
+        found = super().read(index, samples).astype(np.float32)
+        found[samples % 5 > 0] = np.nan
+        return found
+    def index(self):
+        every = super().index()
+        fields = (Field("image", (1, 8, 8), "float32", kind="image"),)
+        return {name: dataclasses.replace(one, shape=None, fields=fields) for name, one in every.items()}
+experiment = Experiment(Net(), Broken())
+"""
+    text = said(capsys, tmp_path, body)
+    found = re.search(r"leave sample (\d+) out, or replace the values of its 'image' that are not finite", text)
+    assert found and int(found[1]) % 5 > 0, text
 
 
 @pytest.mark.usefixtures("without_ray", "no_runs")

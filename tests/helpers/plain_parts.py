@@ -132,6 +132,7 @@ class Digit(Dataset):
             "random": lambda: (torch.rand(1, 8, 8), label),
             "three": lambda: (image, label, label),
             "text": lambda: {"image": image, "name": "seven", "label": label},
+            "empty": lambda: {"label": label},
             "palette": lambda: (Image.fromarray(image[0]).convert("P"), label),
             "last": lambda: (np.zeros((8, 8, 3), np.uint8), label),
             "regression": lambda: (image, 0.5),
