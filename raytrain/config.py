@@ -283,7 +283,7 @@ def _not_found(name: Any, where: object) -> errors.UserError:
     what = f"{'class' if '(' not in str(name) else 'what is wrapped by'} {str(name)!r} cannot be found"
     how = "keep the experiment file's copy beside experiment.json, and its class names as they were"
     copy = where.with_name(sources.COPY) if isinstance(where, Path) else None
-    if copy and str(name).startswith("experiment:") and not copy.exists():
+    if copy and "experiment" in modules_of(str(name)) and not copy.exists():
         how = f"write its definition, and the imports that it needs, into {copy}: the class of a notebook has no file"
     return errors.UserError(what, where, how)
 

@@ -105,6 +105,13 @@ def test_class_without_its_copy_is_not_found(tmp_path: Path) -> None:
         experiment_file.load(tmp_path / "experiment.json")
 
 
+def test_wrapped_class_of_a_notebook_is_to_be_written_into_a_file(tmp_path: Path) -> None:
+    made = '{"model": {"class": "raytrain:TorchModel(experiment:Net)"}, "data": {"class": "raytrain:Digits"}}'
+    saved = write(tmp_path / "experiment.json", made)
+    with pytest.raises(UserError, match=r"into .*experiment\.py: the class of a notebook has no file"):
+        experiment_file.load(saved)
+
+
 def test_script_loads_its_own_class_without_a_second_run(tmp_path: Path) -> None:
     script = write(
         tmp_path / "script.py",
