@@ -248,3 +248,10 @@ def test_help_and_mistakes_are_answered_without_torch_or_ray() -> None:
     found = [line for line in done.stdout.splitlines() if line.startswith("LOADED")]
     assert len(found) == len(lines)
     assert not [line for line, said in zip(lines, found, strict=True) if said != "LOADED []"]
+
+
+def test_commands_that_start_ray_are_imported_without_it() -> None:
+    """Ray reads variables when it is imported, which the session sets first."""
+    code = "import sys, raytrain; raytrain._commands(); sys.exit('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, check=False, timeout=60)
+    assert done.returncode == 0

@@ -245,7 +245,9 @@ def _knock(address: str) -> str | None:
 
 def _settle() -> None:
     """Public settings, some of which Ray reads when it is imported: short polls, no usage report, no progress bars."""
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a side thread must not start it again after its end
+    # After its end a side thread must neither start Ray again nor join another one.
+    if os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0") == "0":
+        own_node.connect_only_by_init()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from raytrain import errors
-from raytrain.data import Folds, Index, packing
+from raytrain.data import Index, packing
 from raytrain.data.blocks import Arrays, Bad
 from raytrain.data.checks import checked_indices
 from raytrain.data.streaming import ignore
 from raytrain.driver.plan import Plan
-from raytrain.experiment import Experiment
-from raytrain.sweep import record
+from raytrain.sweep import fold_groups
 
 Parts = dict[str, dict[str, tuple[Index, np.ndarray]]]
 """By the key of a variant and by split: the samples, and their rows (int64 [n]) in the arrays of all."""
@@ -35,19 +33,8 @@ class Shared(NamedTuple):
     bad: list[Bad]
 
 
-def groups(variants: Mapping[str, Plan]) -> list[list[str]]:
-    """Return the keys of variants that can share what they read: folds of the same samples in memory."""
-    found: dict[str, list[str]] = {}
-    for key, variant in variants.items():
-        data, train = variant.experiment.data, variant.indices["train"]
-        # A source may find a sample by its place in the index where neither a row nor a path names it.
-        if data.folds.count and variant.mode == "resident" and (train.rows is not None or train.in_files):
-            found.setdefault(record.reads(_whole(variant)), []).append(key)
-    return [keys for keys in found.values() if len(keys) > 1]
-
-
 def read(variants: Mapping[str, Plan], waits: Callable[[float], None] = ignore) -> Shared | None:
-    """Read the samples of a group of `groups`, each once.
+    """Read the samples of a group of `fold_groups.groups`, each once.
 
     Args:
         waits: called with the seconds for which Ray Data has read nothing.
@@ -58,7 +45,7 @@ def read(variants: Mapping[str, Plan], waits: Callable[[float], None] = ignore) 
     Raises:
         UserError: as of `packing.pack`, or no sample of a fold's split could be read.
     """
-    data = _whole(next(iter(variants.values()))).data
+    data = fold_groups.whole(next(iter(variants.values()))).data
     indices = checked_indices(data)
     split = {key: variant.experiment.data.folds.split(indices) for key, variant in variants.items()}
     for key, variant in variants.items():
@@ -87,9 +74,3 @@ def _part(index: Index, places: np.ndarray, good: np.ndarray, bad: list[Bad]) ->
         raise errors.all_samples_bad(first.path, first.reason)
     kept = index if readable.all() else index.take(np.flatnonzero(readable))
     return kept, np.searchsorted(good, places[readable])
-
-
-def _whole(variant: Plan) -> Experiment:
-    """Return a fold's experiment with the source's own splits."""
-    value = variant.experiment
-    return replace(value, data=replace(value.data, folds=Folds()))

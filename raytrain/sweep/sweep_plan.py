@@ -17,7 +17,7 @@ from raytrain.driver.plan import Plan
 from raytrain.driver.resources import Resources
 from raytrain.experiment import Experiment, Scaling
 from raytrain.loggers import check_loggers
-from raytrain.sweep import fold_data, record, ways
+from raytrain.sweep import fold_groups, record, ways
 from raytrain.sweep.schedulers import Complete
 from raytrain.sweep.space import Axis, Grid, check_path, combinations, longest, present
 from raytrain.sweep.sweep import Sweep
@@ -246,7 +246,7 @@ def _kept(variants: dict[str, Plan], resources: Resources) -> dict[str, Plan]:
     Raises:
         UserError: such a variant is to be resident.
     """
-    groups = {key: keys for keys in fold_data.groups(variants) for key in keys}
+    groups = {key: keys for keys in fold_groups.groups(variants) for key in keys}
     room, taken, found = data_room.resident_room(resources), 0, dict(variants)
     for key, variant in variants.items():
         keys, more = groups.get(key, [key]), variant.resident_bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.driver import environment, failures, gate, plan
+from raytrain.driver import environment, gate, plan
 from raytrain.driver.fit import to_keep
 from raytrain.experiment import Scaling
 from raytrain.files import known_json, write_atomically
@@ -185,8 +185,8 @@ class Trials:
             if self.search.ordered:
                 self._told.append(configuration)
 
-    def ended_by_tune(self, number: int, error: BaseException | None) -> None:
-        """Record how a trial ended: stopped by the scheduler, or with its process."""
+    def ended_by_tune(self, number: int, error: BaseException | None, why: str = "") -> None:
+        """Record how a trial ended: stopped by the scheduler, or with its process, and `why` that did."""
         folder = record.folder(self.path, number)
         if error is None:
             status = "interrupted" if self.leaving else "stopped"
@@ -194,10 +194,10 @@ class Trials:
             return
         if record.was_stuck(folder):
             status, said = "timed_out", f"no step was finished in {self.sweep.timeout_seconds:g} s"
-        elif "OutOfMemory" in str(error) or "ran out of memory" in failures.end_of_actor(error):
+        elif "OutOfMemory" in str(error) or "ran out of memory" in why:
             status, said = "infeasible", "the system ended its process because memory ran out"
         else:
-            status, said = "crashed", errors.one_line(failures.end_of_actor(error), 300)
+            status, said = "crashed", errors.one_line(why, 300)
         record.update(folder, status=status, error=said, ended=time.time())
 
     def still(self) -> bool:

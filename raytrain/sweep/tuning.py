@@ -27,7 +27,7 @@ from raytrain.driver.room import why_no_room
 from raytrain.driver.sizing import reading_threads
 from raytrain.driver.skipped import write_skipped
 from raytrain.loggers import Logger
-from raytrain.sweep import desk, fold_data, lockstep, record, trial
+from raytrain.sweep import desk, fold_data, fold_groups, lockstep, record, trial
 from raytrain.sweep.attempt import Data
 from raytrain.sweep.callbacks import forwarded
 from raytrain.sweep.repeats import in_turn
@@ -61,7 +61,7 @@ def read(planned: SweepPlan, path: Path, observer: Logger) -> dict[str, Any]:
     shelf, skipped, waits = {}, {}, partial(reading.wait_for_blocks, observer)
     of_task = any(axis.path.partition(".")[0] == "task" for axis in planned.sweep.axes)
     floors = {key: None if of_task else one.baseline.scores or None for key, one in planned.variants.items()}
-    for keys in fold_data.groups(planned.variants):
+    for keys in fold_groups.groups(planned.variants):
         shared = fold_data.read({key: planned.variants[key] for key in keys}, waits)
         if shared is None:
             continue
@@ -252,7 +252,7 @@ class _Watch(tune.Callback):
         number = number_of(str(trial))
         if error is not None and self.trials.away:
             self.trials.away.collect(number)
-        self.trials.ended_by_tune(number, error)
+        self.trials.ended_by_tune(number, error, "" if error is None else failures.end_of_actor(error))
         self.trials.tell(number)
 
 
@@ -324,6 +324,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
             failure_config=tune.FailureConfig(max_failures=s.retries),
             callbacks=[_Watch(trials), *callbacks],
             verbose=0,
+            progress_reporter=tune.CLIReporter(),  # Tune's own choice for a notebook displays an empty output
         ),
     )
 

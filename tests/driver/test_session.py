@@ -183,6 +183,20 @@ def test_a_node_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert services.get_node is late
 
 
+@pytest.mark.parametrize(("wish", "connects"), [(None, False), ("1", True)])
+def test_ray_of_a_notebook_that_has_ended_joins_no_other(
+    monkeypatch: pytest.MonkeyPatch, wish: str | None, connects: bool
+) -> None:
+    from ray._private import auto_init_hook
+
+    monkeypatch.setattr(auto_init_hook, "enable_auto_connect", True)  # as where `import ray` came first
+    monkeypatch.setitem(os.environ, "RAY_ENABLE_AUTO_CONNECT", wish or "")
+    if wish is None:
+        del os.environ["RAY_ENABLE_AUTO_CONNECT"]
+    session._settle()
+    assert auto_init_hook.enable_auto_connect is connects
+
+
 def test_busy_machine_on_which_ray_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def late(**_: Any) -> None:
         raise Exception("The current node timed out during startup. This could happen because some of the raylet ...")

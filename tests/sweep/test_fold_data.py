@@ -16,7 +16,7 @@ from raytrain.data.loader import Loader
 from raytrain.data.reader import Epoch, Resident
 from raytrain.driver.resources import Node, Resources
 from raytrain.errors import BadSample
-from raytrain.sweep import fold_data, sweep_plan
+from raytrain.sweep import fold_data, fold_groups, sweep_plan
 from raytrain.sweep.space import Axis
 
 SAMPLES = 60
@@ -56,7 +56,7 @@ def plans(data: Data, out: Path, *axes: Axis) -> dict[str, sweep_plan.Plan]:
 def test_each_sample_is_read_once_and_folds_have_what_they_had(tmp_path: Path, bad: tuple[int, ...]) -> None:
     data = Counted(folds=Folds(3), bad=bad, on_bad_sample="skip")
     variants = plans(data, tmp_path)
-    (keys,) = fold_data.groups(variants)
+    (keys,) = fold_groups.groups(variants)
     assert keys == list(variants) and len(keys) == 3
     READS.clear()
     shared = fold_data.read(variants)
@@ -86,14 +86,14 @@ def test_each_sample_is_read_once_and_folds_have_what_they_had(tmp_path: Path, b
 
 def test_only_folds_of_the_same_samples_in_memory_share_them(tmp_path: Path) -> None:
     folds = Digits(folds=Folds(3))
-    assert len(fold_data.groups(plans(folds, tmp_path))[0]) == 3
-    assert not fold_data.groups(plans(replace(folds, mode="streaming"), tmp_path)), "streamed samples have no copy"
-    assert not fold_data.groups(plans(folds, tmp_path, Grid("data.folds.fold", (0,)))), "one fold shares with none"
-    assert not fold_data.groups(plans(Counted(folds=Folds(3), numbered=False), tmp_path))
+    assert len(fold_groups.groups(plans(folds, tmp_path))[0]) == 3
+    assert not fold_groups.groups(plans(replace(folds, mode="streaming"), tmp_path)), "streamed samples have no copy"
+    assert not fold_groups.groups(plans(folds, tmp_path, Grid("data.folds.fold", (0,)))), "one fold shares with none"
+    assert not fold_groups.groups(plans(Counted(folds=Folds(3), numbered=False), tmp_path))
     two = plans(folds, tmp_path, FOLDS, Grid("data.on_bad_sample", ("error", "skip")))
-    assert sorted(map(len, fold_data.groups(two))) == [3, 3]
+    assert sorted(map(len, fold_groups.groups(two))) == [3, 3]
     seeds = plans(folds, tmp_path, FOLDS, Grid("data.folds.seed", (0, 1)))
-    assert list(map(len, fold_data.groups(seeds))) == [6], "another split of the same samples"
+    assert list(map(len, fold_groups.groups(seeds))) == [6], "another split of the same samples"
 
 
 def test_a_fold_without_a_readable_sample_is_refused(tmp_path: Path) -> None:

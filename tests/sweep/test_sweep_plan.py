@@ -16,6 +16,7 @@ from helpers.commands import fails, no_runs, without_ray
 from helpers.ranks import train_rank
 from helpers.times import without_times
 from ray.exceptions import RayTaskError
+from ray.tune import CLIReporter
 
 from raytrain import (
     ASHA,
@@ -44,9 +45,10 @@ from raytrain import (
     config,
 )
 from raytrain.driver.endings import RunFailed
+from raytrain.driver.failures import end_of_actor
 from raytrain.driver.resources import Node, Resources
 from raytrain.run import experiment_file
-from raytrain.sweep import record, stopped, sweep_plan
+from raytrain.sweep import record, stopped, sweep_plan, tuning
 from raytrain.sweep.space import Axis
 from raytrain.sweep.trials import Trials
 from raytrain.sweep.tuning import _Proposed
@@ -99,9 +101,18 @@ def test_worker_without_memory_makes_its_trial_infeasible(tmp_path: Path) -> Non
     ends = ("rank 1 was ended by Ray, since its node ran out of memory: use fewer workers", "rank 1 is gone")
     for number, said in enumerate(ends):
         trials.propose(number)
-        trials.ended_by_tune(number, RayTaskError("step", "traceback", RunFailed(said, tmp_path, 1, lost=True)))
+        error = RayTaskError("step", "traceback", RunFailed(said, tmp_path, 1, lost=True))
+        trials.ended_by_tune(number, error, end_of_actor(error))
     assert [one["status"] for one in trials.records()] == ["infeasible", "crashed"]
     assert trials.records()[1]["error"] == "rank 1 is gone"
+
+
+def test_tune_shows_nothing_of_its_own_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune's choice for a notebook displays an empty output as soon as it is made."""
+    trials = Trials(tmp_path, planned(tmp_path, nodes(2), LR), 0.0)
+    monkeypatch.setattr(tuning, "_trainable", lambda *_: lambda config: None)
+    tuner: Any = tuning._tuner(trials, {}, [])
+    assert type(tuner._local_tuner.get_run_config().progress_reporter) is CLIReporter
 
 
 def test_objects_are_known_by_their_labels_and_by_those_of_older_sweeps(tmp_path: Path) -> None:

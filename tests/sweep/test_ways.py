@@ -35,7 +35,7 @@ from raytrain import (
 )
 from raytrain.driver.resources import Node, Resources
 from raytrain.run import experiment_file
-from raytrain.sweep import driver, fold_data, record, sweep_plan, ways
+from raytrain.sweep import driver, fold_data, fold_groups, record, sweep_plan, ways
 from raytrain.sweep.precision_and_batch import precision_and_batch
 from raytrain.sweep.space import Axis
 from raytrain.sweep.trial_loggers import TrialLoggers
@@ -139,7 +139,7 @@ def test_folds_with_a_models_weights_share_their_data(tmp_path: Path) -> None:
     base = replace(BASE, model=TRAINED, data=Squares(folds=Folds(3)))
     value = Sweep(base, (Grid("data.folds.fold", (0, 1, 2)),))
     plan = made(tmp_path, value)
-    (group,) = fold_data.groups(plan.variants)
+    (group,) = fold_groups.groups(plan.variants)
     assert group == list(plan.variants) and len(group) == 3
     assert {one.experiment.data.size for one in plan.variants.values()} == {10}  # type: ignore[attr-defined]
     trials = Trials(tmp_path, plan, 0.0)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raytrain.driver.ray_internals.versions import nothing, private
+from raytrain.driver.ray_internals.versions import known, nothing, private
 
 START_SECONDS = 120
 """How long a node may take to start."""
@@ -133,6 +133,13 @@ def session_logs() -> Path | None:
     with contextlib.suppress(AttributeError, KeyError):
         return Path(sys.modules["ray._private.worker"].global_worker.node.get_logs_dir_path())
     return None
+
+
+def connect_only_by_init() -> None:
+    """Keep Ray from connecting by itself where it is imported already: the variable comes too late for it."""
+    hook = sys.modules.get("ray._private.auto_init_hook")
+    if hook is not None and known():
+        vars(hook)["enable_auto_connect"] = False
 
 
 def without_messages() -> None:
