@@ -172,6 +172,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
         secret, where = token()
         if secret:
             os.environ.setdefault("RAY_AUTH_MODE", "token")  # which Ray reads when it is imported
+            own_node.read_variables_again()
         found = _knock(str(self.address))
         if found:
             try:

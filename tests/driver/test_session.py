@@ -7,7 +7,9 @@ import shutil
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -181,6 +183,33 @@ def test_a_node_that_lives_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with own_node.patient_start(), pytest.raises(ConnectionError, match=r"^Ray's node ended while it started$"):
         services.get_node("address", "id")
     assert services.get_node is late
+
+
+@pytest.mark.parametrize("first", ["import ray", ""])
+def test_token_is_used_where_the_experiment_file_has_imported_ray(first: str) -> None:
+    code = f"""
+        {first}
+        from types import SimpleNamespace
+        from raytrain.driver import session
+
+        def connect(*_):
+            from ray import _raylet
+            print(_raylet.get_authentication_mode() == _raylet.AuthenticationMode.TOKEN)
+
+        session._knock = lambda address: None
+        session.Session._cluster = SimpleNamespace(connect=connect)
+        session.Session("127.0.0.1:1", verbose=False)
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"}
+    said = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment | {"RAY_AUTH_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert said.stdout == "True\n", said.stderr
 
 
 @pytest.mark.parametrize(("wish", "connects"), [(None, False), ("1", True)])

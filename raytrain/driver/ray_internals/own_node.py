@@ -142,6 +142,14 @@ def connect_only_by_init() -> None:
         vars(hook)["enable_auto_connect"] = False
 
 
+def read_variables_again() -> None:
+    """Let a Ray that is imported already, as by an experiment file, read its variables again, as Ray itself does where
+    it finds a token."""
+    raylet = sys.modules.get("ray._raylet")
+    if raylet is not None and known():
+        raylet.Config.initialize("")
+
+
 def without_messages() -> None:
     """Keep Ray from printing messages on dead workers in this process: the command itself reports them in one line."""
     worker = private("ray._private.worker", "print_to_stdstream")
