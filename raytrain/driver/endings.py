@@ -40,7 +40,8 @@ class Interrupted(Exception):
     """
 
     def __init__(self, path: Path, signal_number: int):
-        super().__init__(f"interrupted by signal {signal_number}")
+        where = location.url_of(path) or near(str(path))
+        super().__init__(f"interrupted by signal {signal_number}; go on with {errors.command('resume', where)}")
         self.path, self.signal = path, signal_number
 
 

@@ -265,7 +265,7 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
         remote.publish(path)
         copies.settled(path)
     except OSError as error:
-        raise RunFailed(f"storage refuses the run's files: {reason(error)}", path, None) from error
+        raise RunFailed(f"storage refuses files of {path}: {reason(error)}", path, None) from error
 
 
 def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:

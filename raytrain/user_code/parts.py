@@ -88,7 +88,7 @@ def check_methods(kind: type, base: type) -> None:
         try:
             inspect.signature(method).bind(*given)
         except TypeError:
-            what = f"{kind.__name__}.{name} does not take ({', '.join(given)})"
+            what = f"{kind.__name__}.{name} takes other arguments than ({', '.join(given)})"
             how = f"define it as {name}({', '.join(given)})"
             raise errors.UserError(what, f"in {place(method)}", how) from None
 
