@@ -19,6 +19,7 @@ from raytrain.errors import BadSample, no_room
 from raytrain.experiment import Experiment
 from raytrain.files import size
 from raytrain.order import spread
+from raytrain.training.threads import threads
 
 _SHARE = 0.25
 """Share of the smallest node's memory up to which samples may be resident."""
@@ -157,10 +158,8 @@ def _training_rate(module: nn.Module, sample: tuple[int, ...], dtype: str) -> fl
     pass does not work, as on the meta device."""
     if any(parameter.is_meta for parameter in module.parameters()):
         return None
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with threads(1), torch.random.fork_rng(devices=[]), torch.enable_grad():
             seconds = _pass_seconds(module, 1, sample, dtype)
             if seconds > _SLOW_SECONDS:
                 return 1 / min(seconds, _pass_seconds(module, 1, sample, dtype))  # the first one loads kernels
@@ -170,7 +169,6 @@ def _training_rate(module: nn.Module, sample: tuple[int, ...], dtype: str) -> fl
         return None
     finally:
         module.zero_grad(set_to_none=True)
-        torch.set_num_threads(threads)
 
 
 def _pass_seconds(module: nn.Module, count: int, sample: tuple[int, ...], dtype: str) -> float:

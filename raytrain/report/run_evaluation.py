@@ -50,7 +50,6 @@ def sections_of(run: Run, command: str, limit: float | None = QUICK) -> list[Sec
     again = f"<code>{safe(command)} --evaluate</code>"
     if run.summary["status"] == "unfinished":
         return [_missing(f"The run has not ended: later, {again} fills in classes and samples.")]
-    threads = torch.get_num_threads()
     try:
         if limit is not None and (why := slow(run, limit)):
             return [_missing(f"Not computed, since {safe(why)}: {again} fills in classes and samples.")]
@@ -60,8 +59,6 @@ def sections_of(run: Run, command: str, limit: float | None = QUICK) -> list[Sec
     except Exception as error:  # code and data of the user, perhaps on another machine; the rest of the page is good
         reason = errors.one_line(str(error) or type(error).__name__)
         return [_missing(f"Not computed: {safe(reason)}. Then {again} fills in classes and samples.")]
-    finally:
-        torch.set_num_threads(threads)  # the caller's process may go on with work of its own
 
 
 def _missing(said: str) -> Section:

@@ -126,7 +126,8 @@ class Run:
         Raises:
             UserError: there is none, or it does not verify.
         """
-
+        if which not in ("best", "last"):
+            raise errors.UserError(f"there is no checkpoint called {which!r}", self.where, "take best or last")
         there = storage.Storage(self.url) if self.url else None
         with contextlib.suppress(OSError, ValueError):
             named = known_json(self.path / f"{which}.json").get("checkpoint")

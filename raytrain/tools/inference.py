@@ -37,11 +37,13 @@ from raytrain.tools.predictor import Predictor
 from raytrain.tools.views import Views, averaged, check_tta
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
+from raytrain.training.threads import threads
 
 _CHUNK = 256
 _UNREADABLE = "repair it, leave it out, or give --out a folder: its column `error` says why there is no prediction"
 
 
+@threads()
 def evaluate(
     run: Run,
     root: str | None = None,
@@ -133,6 +135,7 @@ class _Watched(Task):
         return vars(self)["task"].compare(outputs, batch)
 
 
+@threads()
 def predict(
     run: Run,
     paths: Sequence[str] = (),

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 
 from raytrain import config, errors, files
 from raytrain.data import Data, Folds, Images, Index, Manifest, Mixed, decode, tables
@@ -35,6 +34,7 @@ from raytrain.run.lock import Lock, LockHeld, held
 from raytrain.tools.pack_places import FOLDER, PLAN, Place, place_of
 from raytrain.tools.pack_samples import ROWS, Job, Part, samples
 from raytrain.tools.pack_settings import Settings
+from raytrain.training.threads import threads
 from raytrain.user_code import sources
 
 SHARD_BYTES, _SHARD_ROWS = 64 << 20, 65_536
@@ -228,19 +228,19 @@ def _write_all(
     if address is not None and parts:
         importlib.import_module("raytrain.tools.pack_cluster").write(job, indices, parts, place, address, progress)
         return
-    stop, threads = threading.Event(), torch.get_num_threads()
-    torch.set_num_threads(1)  # each thread of the pool computes by itself
-    pool = ThreadPoolExecutor(max(1, min(len(parts), host_cpus())))
-    try:
-        futures = [pool.submit(write_shard, job, indices[part.split], part, place, progress, stop) for part in parts]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            if future.done() and not future.cancelled():
-                future.result()
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
+    stop, pool = threading.Event(), ThreadPoolExecutor(max(1, min(len(parts), host_cpus())))
+    with threads(1):  # each thread of the pool computes by itself
+        try:
+            futures = [
+                pool.submit(write_shard, job, indices[part.split], part, place, progress, stop) for part in parts
+            ]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future.done() and not future.cancelled():
+                    future.result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def write_shard(

@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_confusion_matrix
 
-from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Manifest, Mixed, Regression, Run
+import raytrain
+from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Manifest, Mixed, Regression, Run, UserError
 from raytrain.tools import inference
 from raytrain.tools.export import export
 
@@ -306,12 +307,39 @@ def test_export_takes_the_checkpoint_that_is_asked_for(finished: Run, capsys: Ca
 
 
 def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path: Path) -> None:
-    assert inference.evaluate(finished)["count"] == 359
-    rows = inference.predict(finished, [str(digit_files)])
+    threads = torch.get_num_threads()
+    for run in (finished, finished.path, str(finished.path)):
+        assert raytrain.evaluate(run) == inference.evaluate(finished)
+        rows = raytrain.predict(run, digit_files)
+    last = raytrain.evaluate(finished, split="train", checkpoint="last", tta="flip")
+    assert last == inference.evaluate(finished, None, "train", "last", "flip")
+    assert rows == raytrain.predict(finished, [row["path"] for row in rows])
+    assert len(raytrain.predict(finished, split="val")) == 359
+    (first, *_) = raytrain.predict(finished, digit_files, features=True)
+    expected = inference.predict(finished, [str(digit_files)], features="")[0]
+    np.testing.assert_array_equal(first["features"], expected["features"])
+    assert torch.get_num_threads() == threads
     inference.write_predictions(rows, finished.classes(), tmp_path / "p.csv")
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 13
     export(finished, tmp_path / "m.pth")
     assert (tmp_path / "m.pth").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "takes either paths or a split"),
+        ({"paths": "x.png", "split": "val"}, "takes either paths or a split"),
+        ({"paths": ["s3://bucket/x.png"]}, "images at a URL are predicted in parts"),
+        ({"paths": "missing.png"}, "missing.png"),
+        ({"split": "val", "checkpoint": "newest"}, "there is no checkpoint called 'newest', .*; take best or last"),
+        ({"split": "val", "tta": 1}, "--tta must be flip or a number of views from 2 to 1000, got '1'"),
+    ],
+    ids=str,
+)
+def test_mistakes_of_the_python_api(finished: Run, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        raytrain.predict(finished, **arguments)
 
 
 def test_a_gpu_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

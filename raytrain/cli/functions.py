@@ -1,0 +1,221 @@
+"""Commands as functions of Python: `raytrain.train` and the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from raytrain import config, errors
+from raytrain.checkpoint.location import is_url
+from raytrain.data.manifest import is_table
+from raytrain.experiment import Experiment
+from raytrain.loggers import Logger
+from raytrain.run.experiment_file import refuse_while_loading
+from raytrain.run.run import Run
+from raytrain.sweep import Sweep
+from raytrain.sweep.sweep_run import SweepRun
+from raytrain.user_code import scripts
+
+
+def train(
+    experiment: Experiment,
+    *,
+    out: str = "runs",
+    name: str | None = None,
+    address: str | None = None,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+    report: bool = True,
+    verbose: bool = False,
+) -> Run:
+    """Train an experiment, as `raytrain train` does.
+
+    Args:
+        experiment: what to train.
+        out: folder or URL in which the run's directory is made.
+        name: the directory's name; by default a number.
+        address: a running Ray cluster; by default RAY_ADDRESS, an initialised Ray, or this machine alone.
+        loggers: follow the run besides the experiment's loggers, which alone are called again by `raytrain resume`.
+        quiet: print nothing.
+        report: write report.html at the end.
+        verbose: show Ray's own messages.
+
+    Returns:
+        The run: `summary`, `metrics()`, `model()`.
+
+    Raises:
+        UserError: the experiment cannot be run; nothing has been started.
+        raytrain.driver.endings.RunFailed: the run started and failed.
+        raytrain.driver.endings.Interrupted: a signal asked the run to stop.
+    """
+    started = time.time()
+    refuse_while_loading()
+    command = _commands()[0]
+    options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
+    run = command.trained(experiment, options, scripts.file_of(experiment), started, loggers)
+    assert run is not None
+    return run
+
+
+def resume(
+    run: Run | Path | str,
+    *,
+    experiment: Path | str | None = None,
+    address: str | None = None,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+    report: bool = True,
+    verbose: bool = False,
+    **changes: object,
+) -> Run:
+    """Resume a run from its newest checkpoint, as `raytrain resume` does.
+
+    Args:
+        run: the run or its directory.
+        experiment: the corrected experiment file: use it and the modules that it imports in place of the run's copies.
+        loggers: follow the run too. A logger with the same field values as in an earlier command continues there.
+        changes: fields to change, such as `epochs=5`; a dotted path is given as `**{"scaling.workers": 4}`.
+
+    Raises:
+        UserError: the run is complete or still running, or a resumed run cannot make the change.
+    """
+    started = time.time()
+    refuse_while_loading()
+    command = _commands()[0]
+    run = _opened(run)
+    correction = command.Correction(run, Path(experiment)) if experiment else None
+    value = correction.experiment if correction else run.experiment
+    for path, change in changes.items():
+        value = config.replace(value, path, change)
+    options = command.Options(address=address, report=report, verbose=verbose, quiet=quiet)
+    return command.resumed(run, value, options, correction, started, loggers)
+
+
+def sweep(
+    value: Sweep | SweepRun | Path | str,
+    *,
+    out: str = "runs",
+    name: str | None = None,
+    address: str | None = None,
+    loggers: Sequence[Logger] = (),
+    quiet: bool = False,
+    report: bool = True,
+    verbose: bool = False,
+    **changes: object,
+) -> SweepRun:
+    """Run a sweep, or go on with the one of a directory, as `raytrain sweep` does.
+
+    Args:
+        value: the sweep; or one that was begun, or its directory or URL. `out` and `name` are for a new sweep.
+        loggers: follow the sweep as a whole; the experiment's loggers follow each trial.
+        out, name, address, quiet, report, verbose: as for `train`.
+        changes: fields to change, such as `trials=30`, as for `resume`.
+
+    Returns:
+        The sweep; `SweepRun(DIR)` opens it again.
+
+    Raises:
+        UserError: the sweep cannot be run, or a begun one cannot make the change; nothing has been started.
+        raytrain.driver.endings.Interrupted: a signal asked the sweep to stop.
+    """
+    started = time.time()
+    refuse_while_loading()
+    command = _commands()[1]
+    options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
+    path, wanted = command.begun(value)
+    for field, change in changes.items():
+        wanted = config.replace(wanted, field, change)
+    scripts.check_in_files(wanted)
+    source = None if path else scripts.file_of(wanted.experiment)
+    done = command.swept(wanted, options, source, started, loggers, path)
+    assert done is not None
+    return done
+
+
+def evaluate(
+    run: Run | Path | str,
+    *,
+    root: Path | str | None = None,
+    split: str = "val",
+    checkpoint: Literal["best", "last"] = "best",
+    tta: str | int = "",
+) -> dict[str, Any]:
+    """Evaluate a run on every sample of a split, as `raytrain evaluate` does, in this process.
+
+    Args:
+        run: the run, or its directory or URL.
+        root: other data of the same classes, in the layout of the run's data.
+        split: train, val or test.
+        tta: average the probabilities of an image and its mirror image ("flip"), or of this many views of it by the
+            run's augmentation.
+
+    Returns:
+        The task's metrics by name, `count`, and what the task has besides: `confusion`, int [classes, classes] as lists
+        with a row for each label, and `per_class`.
+
+    Raises:
+        UserError: the data or the checkpoint is not there, or the data does not suit the model.
+    """
+    return _inference().evaluate(_opened(run), None if root is None else str(root), split, checkpoint, str(tta))
+
+
+def predict(
+    run: Run | Path | str,
+    paths: Path | str | Sequence[Path | str] = (),
+    *,
+    split: str | None = None,
+    checkpoint: Literal["best", "last"] = "best",
+    tta: str | int = "",
+    features: bool | str = False,
+    folder: Path | str = "",
+) -> list[dict[str, Any]]:
+    """Predict images, a table or a split, as `raytrain predict` does, in this process.
+
+    Args:
+        run: the run, or its directory or URL.
+        paths: image files and folders of them, or one table with the columns of the run's own, but for labels.
+        split: the split of the run's own data to predict, in place of paths.
+        tta: as for `evaluate`.
+        features: return the input of the model's last layer in place of predictions, or the output of the layer of this
+            name.
+        folder: what paths in a table are relative to.
+
+    Returns:
+        For each image, in order, `path`, or `sample` where it has no path, and the columns of the task: for
+        Classification `label`, `probability` and `probabilities`, a list in the order of `run.classes()`; for
+        Segmentation `mask`, uint8 or int32 [height, width]; or `features`, float32 [d].
+
+    Raises:
+        UserError: an image is not there or cannot be read, or something does not suit the run.
+    """
+    given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
+    if bool(given) == (split is not None):
+        what = "predict takes either paths or a split"
+        raise errors.UserError(what, "", 'write predict(run, "photos/") or predict(run, split="val")')
+    if any(is_url(path) and not is_table(path) for path in given):
+        what = "images at a URL are predicted in parts"
+        raise errors.UserError(what, "", "use `raytrain predict RUN URL --out FOLDER`")
+    layer = None if features is False else "" if features is True else features
+    return _inference().predict(
+        _opened(run), given, checkpoint, str(tta), split=split, features=layer, folder=str(folder)
+    )
+
+
+def _opened(run: Run | Path | str) -> Run:
+    return Run(run.where if isinstance(run, Run) else run)
+
+
+def _commands():
+    """Return the modules of the commands train and sweep, imported late: they import torch."""
+    from raytrain.cli import sweep, train
+
+    return train, sweep
+
+
+def _inference():
+    """Return the module that evaluates and predicts, imported late: it imports torch."""
+    from raytrain.tools import inference
+
+    return inference
