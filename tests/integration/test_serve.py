@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -32,12 +33,20 @@ CLIENTS = 50
 SECONDS = 120
 
 
+def _free_port() -> int:
+    """A port below those that the system gives to whoever asks for any: Ray asks for many, and may get a free one
+    before the server does."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
 class Served:
     """A run that is served by a command of its own."""
 
     def __init__(self, run: Run, *flags: object):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         command = [sys.executable, "-m", "raytrain.cli", "serve", run.path, "--port", self.port, *flags]
         self.process = subprocess.Popen(
             [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
