@@ -131,6 +131,17 @@ class Model:
         return _weights().fill(module, *found, head, self.weights_whole, self.new_head, assign)
 
 
+def check_image(model: Model, sample: tuple[int, ...]) -> None:
+    """Check that samples are images, [channels, height, width].
+
+    Raises:
+        UserError: they have another number of axes.
+    """
+    if len(sample) != 3:
+        what = f"{type(model).__name__} takes images [channels, height, width], and a sample is {list(sample)}"
+        raise errors.UserError(what, "in model", "use an MLP, or a model of your own")
+
+
 def torch_nn():
     """Return torch.nn, imported late: `--help` needs the fields only."""
     from torch import nn

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raytrain.config import at_least, check, within
-from raytrain.models.base import Model, torch_nn
+from raytrain.models.base import Model, check_image, torch_nn
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +35,7 @@ class CNN(Model):
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the blocks, flattened into the head."""
+        check_image(self, sample)
         nn = torch_nn()
         inputs, height, width = sample
         layers = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from raytrain import errors
 from raytrain.config import at_least, check, within
-from raytrain.models.base import Model
+from raytrain.models.base import Model, check_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,6 +41,7 @@ class Timm(Model):
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the named architecture, randomly initialised, with a new head."""
+        check_image(self, sample)
         rates = {"drop_rate": self.drop_rate, "drop_path_rate": self.drop_path_rate}
         rates = {name: rate for name, rate in rates.items() if rate}
         module = _modules().build(self.name, sample, self.outputs or classes, rates)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from raytrain.config import at_least, check
 from raytrain.files import expanded
-from raytrain.models.base import Model, _weights
+from raytrain.models.base import Model, _weights, check_image
 from raytrain.user_code.upgrades import old_order
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Torchvision(Model):
 
     def build(self, sample: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the named architecture, randomly initialised, with a new head."""
+        check_image(self, sample)
         outputs = self.outputs or classes
         module, heads = _modules().build(self.name, sample[0], outputs, rescale=self.weights != "none")
         if self.freeze:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,15 @@ def test_pretrained_inception_gets_its_expected_inputs(tmp_path: Path) -> None:
         for name in ("googlenet", "inception_v3"):
             assert not Torchvision(name=name).build((3, 299, 299), 2).transform_input
             assert Torchvision(name=name, weights="hub").build((3, 299, 299), 2).transform_input
+
+
+@pytest.mark.parametrize("model", [CNN(), Torchvision(), Timm("resnet18")], ids=str)
+@pytest.mark.parametrize("sample", [(), (16,), (3, 4, 8, 8)])
+def test_samples_that_are_no_images_are_refused(model: Model, sample: tuple[int, ...]) -> None:
+    with pytest.raises(
+        UserError, match=re.escape(f"takes images [channels, height, width], and a sample is {[*sample]}")
+    ):
+        model.build(sample, 2)
 
 
 def test_an_unknown_name_and_grey_images_are_refused() -> None:
