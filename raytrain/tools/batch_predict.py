@@ -21,7 +21,7 @@ from raytrain.driver.session import Session
 from raytrain.run.run import Run
 from raytrain.tools import columns, listing, parts
 from raytrain.tools.batch_settings import Settings, Workers
-from raytrain.tools.inference import blank, check_task, device, file_index, file_source, find_layer
+from raytrain.tools.inference import blank_input, check_task, device, file_index, file_source, find_layer
 from raytrain.tools.predictor import Predictor
 from raytrain.user_code.shipping import Shipped
 
@@ -161,7 +161,7 @@ def _schema(predictor: Predictor, state: dict[str, Any], names: tuple[str, ...],
     Args:
         several: whether the model takes several views of each.
     """
-    inputs = blank(state).to(predictor.prepare.device)
+    inputs = blank_input(state).to(predictor.prepare.device)
     batch = Batch({"image": inputs[:, None] if several else inputs}, np.zeros(1, np.int64))
     return columns.schema(columns.written(predictor.rows(batch)[0], names))
 

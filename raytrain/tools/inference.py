@@ -218,7 +218,7 @@ def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str |
         )
 
 
-def blank(state: Mapping[str, Any]) -> torch.Tensor:
+def blank_input(state: Mapping[str, Any]) -> torch.Tensor:
     """Return a batch of one sample of zeros that the model of a checkpoint takes, on the CPU."""
     return torch.zeros((1, *state["sample"]), dtype=getattr(torch, state.get("input_dtype", "float32")))
 
@@ -229,7 +229,7 @@ def find_layer(run: Run, model: nn.Module, state: Mapping[str, Any], name: str) 
     Raises:
         UserError: there is none.
     """
-    return find(run.experiment.model, model, blank(state), name)
+    return find(run.experiment.model, model, blank_input(state), name)
 
 
 def _split(run: Run, split: str, which: str) -> tuple[Data, Index]:
