@@ -133,10 +133,15 @@ class Table(Logger):
             f"the sweep is in {run.where}"
             + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
         )
-        if not done:
-            show_next(self.console, [("raytrain", "sweep", run.where)])
-        if results.best is not None or results.status in ("completed", "failed"):
-            self._next(run, results)
+        if results.best is None and results.status in ("completed", "failed"):
+            over = any(trial.violates for trial in results.trials)
+            found = "has a result: see the errors above, and logs in the trials' directories"
+            self._print(f"no trial {'keeps the constraints' if over else found}")
+        following = [] if done else [("raytrain", "sweep", run.where)]
+        if results.best is not None:
+            following += self._of_best(run, results.best)
+        if following:
+            show_next(self.console, following)
 
     def close(self) -> None:
         """Take the table away, for what is printed after a failure."""
@@ -144,23 +149,18 @@ class Table(Logger):
             self._live.stop()
         self._live = None
 
-    def _next(self, sweep: RunInfo, results: Results) -> None:
-        if results.best is None:
-            over = any(trial.violates for trial in results.trials)
-            why = (
-                "keeps the constraints"
-                if over
-                else "has a result: see the errors above, and logs in the trials' directories"
-            )
-            self._print(f"next:  no trial {why}")
-            return
-        run = location.join(sweep.where, f"trials/{results.best:04d}")
+    def _of_best(self, sweep: RunInfo, number: int) -> list[tuple[str, ...]]:
+        """Return the commands that go on with the best trial."""
+        run = location.join(sweep.where, f"trials/{number:04d}")
         named = [name for name in (precision_and_batch.RECOMMENDED, "best.json") if (sweep.path / name).is_file()]
         best = location.join(sweep.where, named[0]) if named else location.join(run, "experiment.json")
         if location.is_url(best):  # `train` reads files: this one is in the mirror
-            best = str(sweep.path / (named[0] if named else f"trials/{results.best:04d}/experiment.json"))
-        after = [("raytrain", "evaluate", run), ("raytrain", "export", run, "model.pth")]
-        show_next(self.console, [("raytrain", "train", best), *after])
+            best = str(sweep.path / (named[0] if named else f"trials/{number:04d}/experiment.json"))
+        return [
+            ("raytrain", "train", best),
+            ("raytrain", "evaluate", run),
+            ("raytrain", "export", run, "model.pth"),
+        ]
 
     def _print(self, text: str, style: str = "") -> None:
         for line in text.split("\n"):

@@ -647,6 +647,14 @@ def test_what_came_of_a_sweep_and_what_to_type_next(tmp_path: Path) -> None:
     assert f"next:  raytrain train '{path}/best.json'" in said(console)
 
 
+def test_an_interrupted_sweep_says_in_one_block_what_to_type_next(tmp_path: Path) -> None:
+    console, content = log_file(), searched(40)
+    path = saved(tmp_path / "s", content)
+    sweep.Table(console).finish(RunInfo(path, "runs/s"), content | {"status": "interrupted"})
+    following = said(console).splitlines()[-4:]
+    assert following[0] == "next:  raytrain sweep runs/s" and following[1].startswith("       raytrain train ")
+
+
 def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
     console = log_file()
     trials = [trial(0, {}, error="out of memory"), trial(1, {}, error="out of memory")]
@@ -654,7 +662,7 @@ def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
     assert "trials 0, 1 infeasible: out of memory" in said(console)
     assert "failed: 2 trials (2 infeasible), 41.2 s\n" in said(console)
     assert "next:  raytrain sweep" in said(console)
-    assert "next:  no trial has a result" in said(console) and "raytrain evaluate" not in said(console)
+    assert "\nno trial has a result" in said(console) and "raytrain evaluate" not in said(console)
     sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer([], status="interrupted"))
     assert "interrupted: 0 trials" in said(console)
 
