@@ -151,8 +151,9 @@ class Index:
             UserError: the source gives none of that name.
         """
         if name not in self.columns:
-            known = f"{errors.nearest(name, self.columns)}the columns are {errors.listed(self.columns, 12)}"
-            how = known if self.columns else f'let index() return Index(..., columns={{"{name}": array}})'
+            how = f'name it in `columns` of a Manifest, or let index() return Index(..., columns={{"{name}": array}})'
+            if self.columns:
+                how = f"{errors.nearest(name, self.columns)}the columns are {errors.listed(self.columns, 12)}; {how}"
             raise errors.UserError(f"the data has no column {name!r}", where, how)
         return self.columns[name]
 

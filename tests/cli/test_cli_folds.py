@@ -43,7 +43,11 @@ def test_mistakes_are_one_line(capsys: Capture, no_runs: Path) -> None:
         (("--folds", 5000, "--data.folds.stratify", "False"), "5000 folds need at least as many samples, got 1438"),
         (("--data.folds.fold", 1), "--data.folds.fold is what the command varies"),
         (("--data.folds.count", 4), "--data.folds.count would be the number of folds; write it as --folds N"),
-        (("--data.folds.group", "patient"), "the data has no column 'patient', in data.folds.group"),
+        (
+            ("--data.folds.group", "patient"),
+            "the data has no column 'patient', in data.folds.group; name it in `columns` of a Manifest, "
+            'or let index() return Index(..., columns={"patient": array})',
+        ),
         (("--fold", 5), "unknown flag --fold; did you mean"),
         (("--scaling.workers", "1:2"), "the number of workers of a trial is fixed"),
     ):
