@@ -52,6 +52,9 @@ def train(
     """
     started = time.time()
     refuse_while_loading()
+    if not isinstance(experiment, Experiment):
+        how = "import one from its file, as in `from FILE import experiment`"
+        raise errors.UserError(f"train takes an Experiment, got {_shown(experiment)}", "", how)
     command = _commands()[0]
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
     run = command.trained(experiment, options, scripts.file_of(experiment), started, loggers)
@@ -122,6 +125,9 @@ def sweep(
     """
     started = time.time()
     refuse_while_loading()
+    if not isinstance(value, Sweep | SweepRun | Path | str) or str(value).endswith(".py"):
+        what = f"sweep takes a Sweep, or the directory of one, got {_shown(value)}"
+        raise errors.UserError(what, "", "write Sweep(experiment, axes=(...)), or import one from its file")
     command = _commands()[1]
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
     path, wanted = command.begun(value)
@@ -190,6 +196,10 @@ def predict(
     Raises:
         UserError: an image is not there or cannot be read, or something does not suit the run.
     """
+    if isinstance(paths, Run):
+        raise errors.UserError(
+            "the run comes first in predict, and its images second", "", 'write predict(run, "photos/")'
+        )
     given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
     if bool(given) == (split is not None):
         what = "predict takes either paths or a split"
@@ -204,7 +214,14 @@ def predict(
 
 
 def _opened(run: Run | Path | str) -> Run:
+    if not isinstance(run, Run | Path | str):
+        raise errors.UserError(f"run must be a Run or its directory, got {_shown(run)}", "", 'write "runs/NAME"')
     return Run(run.where if isinstance(run, Run) else run)
+
+
+def _shown(value: object) -> str:
+    """Return a text as Python writes it, of another value its class."""
+    return repr(value) if isinstance(value, str) else type(value).__name__
 
 
 def _commands():
