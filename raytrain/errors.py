@@ -134,7 +134,8 @@ def bad_sample(path: str, reason: str) -> UserError:
 
 
 def all_samples_bad(root: object, reason: str) -> UserError:
-    return UserError(f"no sample can be read; the first error: {reason}", root, "check that the files are images")
+    how = "check that the files are images, and where a table's paths begin (data.folder)"
+    return UserError(f"no sample can be read; the first error: {reason}", root, how)
 
 
 def no_room(what: str, needs: int, has: int, where: object, how: str) -> UserError:

@@ -48,7 +48,8 @@ def _missing(data: Any, where: str, schema: Any, name: str, chosen: bool) -> err
     elif name == data.path:
         how += "; name the one with the images' files by --data.path COLUMN"
     elif name == data.label:
-        how += "; give masks by --data.mask COLUMN, numbers by --data.target, several classes by --data.labels"
+        how += "; name the one with the classes by --data.label COLUMN, with masks by --data.mask, with numbers by "
+        how += "--data.target, with several classes by --data.labels"
     images = [field.name for field in schema if "binary" in str(field.type)]
     if name == data.path and not data.bytes and images and not chosen:
         how = f"did you mean --data.bytes {images[0]}?"

@@ -51,6 +51,9 @@ def readable(index: Index, bad: Sequence[BadSample]) -> Index:
     """Return the index without samples that a first look has found unreadable, whose files bear the samples' names.
 
     Of more than `PROBES` samples a first look skips some, and so does not tell how many are left.
+
+    Raises:
+        UserError: none is left.
     """
     if not bad or len(index) > PROBES or index.paths is None:
         return index
@@ -59,7 +62,9 @@ def readable(index: Index, bad: Sequence[BadSample]) -> Index:
         lost[os.path.basename(one.path)].append(f"/{one.path}")
     names = index.names(np.arange(len(index)))
     good = [not any(path.endswith(f"/{name}") for path in lost.get(os.path.basename(name), ())) for name in names]
-    return index.take(np.flatnonzero(good)) if any(good) else index
+    if not any(good):
+        raise errors.all_samples_bad(bad[0].path, bad[0].reason)
+    return index.take(np.flatnonzero(good))
 
 
 def sizes(e: Experiment, index: Index) -> list[int]:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pytest
-from helpers.commands import fails, no_runs, without_ray
+from helpers.commands import fails, no_runs, succeeds, without_ray
 from helpers.s3_server import settings
 from PIL import Image
 
@@ -49,6 +49,7 @@ def images(tmp_path: Path) -> Path:
     [
         ("label='labels'", "the manifest has no column 'labels', {}; did you mean label? the columns are path, label"),
         ("path='file'", "the manifest has no column 'file', {}; the columns are path, label; name the one"),
+        ("label='species'", "{}; the columns are path, label; name the one with the classes by --data.label COLUMN"),
         ("columns=('patient',)", "the manifest has no column 'patient', {}; did you mean path? the columns are"),
         ("target=('age',)", "the manifest has no column 'age', {}; did you mean label? the columns are"),
     ],
@@ -60,6 +61,19 @@ def test_a_missing_column(
     table.write_text("path,label\nimages/train/class 0/0.png,a\nimages/train/class 1/1.png,b\n")
     file = experiment(tmp_path, f"Manifest({str(table)!r}, {fields})")
     assert message.format(table) in fails(capsys, "train", file, "--out", no_runs)
+
+
+@pytest.mark.parametrize("flags", [(), ("--data.on_bad_sample", "skip")])
+def test_a_table_whose_images_are_elsewhere(
+    capsys: Capture, tmp_path: Path, images: Path, no_runs: Path, flags: tuple[str, ...]
+) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\n" + "".join(f"train/class {n % 2}/{n}.png,{n % 2}\n" for n in range(4)))
+    file = experiment(tmp_path, f"Manifest({str(table)!r}, folder={str(images)!r}, val_fraction=0.5)")
+    succeeds(capsys, "train", file, "--dry_run", "--out", no_runs)
+    said = fails(capsys, "train", file, "--data.folder", tmp_path / "no", *flags, "--out", no_runs)
+    assert f"no sample can be read; the first error: No such file or directory, {tmp_path}/no/train/class" in said
+    assert "where a table's paths begin (data.folder)" in said
 
 
 @pytest.mark.parametrize(
