@@ -191,7 +191,7 @@ def test_every_field_can_be_set_by_the_flag_of_its_path(capsys: Capture, no_runs
         (["train", DIGITS, "--data.augment.mixup", "1", "--batch_size", "62"], "use --batch_size 60 or 64"),
         (["train", DIGITS, "--data.augment.mixup", "1", "--batch_size", "1440"], "of at most 1438, the training"),
         (["evaluate", "run", "--split", "holdout"], "'holdout'"),
-        (["train", DIGITS, "--epochs"], "Missing value for argument '--epochs'"),
+        (["train", DIGITS, "--epochs"], "--epochs needs a value; see `raytrain train"),
         (["train", DIGITS, "--epochs", "--seed", "1"], "--epochs"),
         (["train", DIGITS, "stray"], "unexpected argument 'stray'"),
         (["evaluate", "run", "stray"], "unexpected argument 'stray'"),

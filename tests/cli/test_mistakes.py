@@ -38,7 +38,7 @@ def experiment(folder: Path, model: str = "MLP()", data: str = "Digits()", befor
         ),
         (("--epochs", "2", "--validate_every_steps", "47"), "validate_every_steps is 47 and the run has 46 steps"),
         (("--steps", "0"), "steps = 0 is out of range, in Experiment; give a value of at least 1"),
-        (("--steps", "many"), "--steps must be None or INT, got 'many'"),
+        (("--steps", "many"), "--steps must be None or a whole number, got 'many'"),
         (("--max_hours", "0"), "max_hours = 0.0 is out of range, in Experiment; give a value above 0"),
         (("--checkpoint.every_minutes", "-1"), "every_minutes = -1.0 is out of range"),
         (("--max_steps", "5"), "unknown flag --max_steps; did you mean --steps?"),

@@ -70,7 +70,7 @@ def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
         (["sweep", SWEEP, "--budget", "9"], "did you mean --budget_seconds?"),
         (["train", DIGITS, "--epochs="], "error: --epochs must be a whole number, got ''; see"),
         (["train", DIGITS, "--optimizer.lr", "fast"], "error: --optimizer.lr must be a number, got 'fast'; see"),
-        (["train", DIGITS, "--data.crop", "3.2"], "error: --data.crop must be None or INT, got '3.2'; see"),
+        (["train", DIGITS, "--data.crop", "3.2"], "error: --data.crop must be None or a whole number, got '3.2'; see"),
         (["export", "run"], "error: FILE must be given; see"),
         (["train", ""], "EXPERIMENT must come first"),
     ],
@@ -136,6 +136,8 @@ def test_predict_with_the_run_last_says_the_right_order(
     (tmp_path / "my run" / "experiment.json").touch()
     said = fails(capsys, "predict", "a.png", "my run", "b.png")
     assert "RUN must come first, got a.png; write `raytrain predict 'my run' a.png b.png`" in said
+    said = fails(capsys, "export", "a.pt2", "my run")
+    assert "RUN must come first, got a.pt2; write `raytrain export 'my run' a.pt2`" in said
 
 
 def test_several_paths_of_one_name_are_all_suggested() -> None:

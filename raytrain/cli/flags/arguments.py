@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 
 from raytrain import errors
 
@@ -63,3 +65,16 @@ def show_usage(arguments: list[str], usage: str, text: str) -> None:
         print(f"usage: {usage} [--field value ...]\n\n{wrapped(text)}")
         return
     raise errors.bad_flag(f"{usage.rpartition(' ')[2]} must come first", usage.rpartition(" ")[0])
+
+
+def check_run_first(command: str, path: str, others: Sequence[str]) -> None:
+    """Check that the run comes before a command's other paths.
+
+    Raises:
+        UserError: it is among them.
+    """
+    runs = [one for one in others if Path(one, "experiment.json").is_file()]
+    if runs and not Path(path, "experiment.json").is_file():
+        rest = [path, *(one for one in others if one != runs[0])]
+        how = f"write {errors.command(command, runs[0], *rest)}"
+        raise errors.UserError("RUN must come first", f"got {path}", how)

@@ -41,6 +41,7 @@ _FLAT_NAMES = ("experiment", "options", "settings", "spread", "columns")
 _PROSE = re.compile(r"[^\x1b│╭╰|+ ]")
 
 
+_KINDS = {"INT": "a whole number", "FLOAT": "a number"}
 _NO_FLOAT = ("could not convert string to float:", "a number")
 
 
@@ -210,12 +211,13 @@ def _plain(text: str) -> str:
     if body and body[0].startswith("Missing from"):
         return f"{' and '.join(line for line in body[1:] if line.isupper()) or 'an argument'} must be given"
     said = " ".join(body) or "the arguments cannot be read"
+    said = re.sub(r"Missing value for argument '(\S+)'\. Expected 1 values?\.?", r"\1 needs a value", said)
     for reason, kind in (("invalid literal for int() with base 10:", "a whole number"), _NO_FLOAT):
         said = re.sub(rf"Error parsing (\S+): {re.escape(reason)} (.*)", rf"\1 must be {kind}, got \2", said)
     several = re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from \[(.*?)\]\.", said)
     if several:
-        kinds = several[2].replace("{", "").replace("}", "").replace("|", " or ")
-        said = f"{several[1]} must be {kinds}, got {several[3]}"
+        kinds = several[2].replace("{", "").replace("}", "").replace("INT|FLOAT", "FLOAT").split("|")
+        said = f"{several[1]} must be {' or '.join(_KINDS.get(kind, kind) for kind in kinds)}, got {several[3]}"
     return said
 
 

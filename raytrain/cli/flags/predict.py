@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ import tyro
 
 from raytrain import errors
 from raytrain.checkpoint.location import is_url
+from raytrain.cli.flags.arguments import check_run_first
 from raytrain.cli.flags.parsing import FLAT, RUN, parse
 from raytrain.data.manifest import is_table
 from raytrain.tools.batch_settings import Settings, in_parts
@@ -86,7 +86,7 @@ def predict(arguments: list[str]) -> tuple[Prediction]:
         return layer, Prediction(run, paths, out, checkpoint, tta, split, wanted, folder, spread)
 
     layer, wanted = parse(command, arguments, "raytrain predict")
-    _check_order(wanted.run, wanted.images)
+    check_run_first("predict", wanted.run, wanted.images)
     table = _table(wanted)
     if layer and wanted.features is None:
         raise errors.bad_flag("--layer needs --features", "raytrain predict")
@@ -95,20 +95,6 @@ def predict(arguments: list[str]) -> tuple[Prediction]:
     else:
         _check_file(wanted, table)
     return (wanted,)
-
-
-def _check_order(path: str, images: tuple[str, ...]) -> None:
-    """Check that the run comes before the images.
-
-    Raises:
-        UserError: it is among them.
-    """
-    swapped = [image for image in images if Path(image, "experiment.json").is_file()]
-    if swapped and not Path(path, "experiment.json").is_file():
-        run, given = swapped[0], [path, *(image for image in images if image != swapped[0])]
-        raise errors.UserError(
-            "RUN must come first", f"got {path}", f"write `{shlex.join(['raytrain', 'predict', run, *given])}`"
-        )
 
 
 def _table(wanted: Prediction) -> str | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from raytrain.checkpoint.location import is_url
-from raytrain.cli.flags.arguments import first_argument, show_usage, take, without
+from raytrain.cli.flags.arguments import check_run_first, first_argument, show_usage, take, without
 from raytrain.cli.flags.parsing import FLAT, RUN, describe, parse, take_strategy
 from raytrain.experiment import Experiment
 from raytrain.optim.schedules import Rising
@@ -163,6 +163,7 @@ def export(arguments: list[str]) -> tuple[Run, Path, str]:
         return run, file, checkpoint
 
     path, file, which = parse(command, arguments, "raytrain export")
+    check_run_first("export", path, [file])
     found = Run(path)
     check_output(Path(file), WEIGHTS)
     if Path(file).suffix == ".onnx":
