@@ -13,6 +13,7 @@ from raytrain.training.profiling import WARM_UP
 
 
 def profile(value: Experiment, options: Options, source: Path | None) -> None:
-    """Train some steps and print what takes their time. Loggers are left out: it is no run that anyone follows."""
-    few = replace(value, steps=WARM_UP + options.profile_steps, max_hours=None, loggers=())
+    """Train some steps and print what takes their time. Loggers are left out: it is no run that anyone follows.
+    Nothing ends it earlier, neither hours nor patience."""
+    few = replace(value, steps=WARM_UP + options.profile_steps, max_hours=None, patience=None, loggers=())
     trained(few, options, source, command_started(), profiled=value)

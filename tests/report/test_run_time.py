@@ -11,6 +11,8 @@ from helpers.commands import DIGITS, fails
 from helpers.ranks import new_run
 
 from raytrain import CNN, DDP, MNIST, Checkpoint, Experiment, ImageFolder, Run
+from raytrain.cli import profile as profile_command
+from raytrain.driver.options import Options
 from raytrain.report import run_page, run_time
 from raytrain.report.profile import show_profile
 from raytrain.training.phases import PHASES
@@ -145,3 +147,10 @@ def test_a_wrong_number_of_steps_is_one_line(capsys: pytest.CaptureFixture[str],
 
 def test_a_sweep_is_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
     assert "raytrain profile EXPERIMENT" in fails(capsys, "folds", DIGITS, "--profile")
+
+
+def test_a_profile_ends_by_its_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Experiment] = []
+    monkeypatch.setattr(profile_command, "trained", lambda value, *_others, **_more: found.append(value))
+    profile_command.profile(replace(BASE, patience=1, max_hours=0.1), Options(profile=True, profile_steps=5), None)
+    assert (found[0].steps, found[0].patience, found[0].max_hours) == (15, None, None)
