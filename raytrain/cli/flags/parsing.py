@@ -212,6 +212,8 @@ def _plain(text: str) -> str:
         return f"{' and '.join(line for line in body[1:] if line.isupper()) or 'an argument'} must be given"
     said = " ".join(body) or "the arguments cannot be read"
     said = re.sub(r"Missing value for argument '(\S+)'\. Expected 1 values?\.?", r"\1 needs a value", said)
+    choice = r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)"
+    said = re.sub(choice, r"\2 must be one of \3, got '\1'", said)
     for reason, kind in (("invalid literal for int() with base 10:", "a whole number"), _NO_FLOAT):
         said = re.sub(rf"Error parsing (\S+): {re.escape(reason)} (.*)", rf"\1 must be {kind}, got \2", said)
     several = re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from \[(.*?)\]\.", said)
