@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -196,14 +197,16 @@ def predict(
     Raises:
         UserError: an image is not there or cannot be read, or something does not suit the run.
     """
-    if isinstance(paths, Run):
-        raise errors.UserError(
-            "the run comes first in predict, and its images second", "", 'write predict(run, "photos/")'
-        )
-    given = [str(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
+    given = _paths(paths)
     if bool(given) == (split is not None):
         what = "predict takes either paths or a split"
         raise errors.UserError(what, "", 'write predict(run, "photos/") or predict(run, split="val")')
+    tables = [path for path in given if is_table(path)]
+    if tables and len(given) > 1:
+        what = f"a table is predicted by itself, and {tables[0]} is not alone"
+        raise errors.UserError(what, "", "call predict for each table, and once for all images")
+    if folder and not tables:
+        raise errors.UserError("folder is what paths in a table are relative to", "", "leave it out")
     if any(is_url(path) and not is_table(path) for path in given):
         what = "images at a URL are predicted in parts"
         raise errors.UserError(what, "", "use `raytrain predict RUN URL --out FOLDER`")
@@ -213,10 +216,33 @@ def predict(
     )
 
 
+def _paths(paths: Path | str | Sequence[Path | str]) -> list[str]:
+    """Return paths as strings.
+
+    Raises:
+        UserError: what is given is something else, such as an image.
+    """
+    if isinstance(paths, Run):
+        what = "the run comes first in predict, and its images second"
+        raise errors.UserError(what, "", 'write predict(run, "photos/")')
+    several = [paths] if isinstance(paths, str) or not isinstance(paths, Iterable) else list(paths)
+    if wrong := [one for one in several if not isinstance(one, os.PathLike | str)]:
+        what = f"predict takes paths of images, got a value of type {type(wrong[0]).__name__}"
+        raise errors.UserError(what, "", "write images to files, or call the model: raytrain.Run(path).model()")
+    return [str(path) for path in several]
+
+
 def _opened(run: Run | Path | str) -> Run:
-    if not isinstance(run, Run | Path | str):
-        raise errors.UserError(f"run must be a Run or its directory, got {_shown(run)}", "", 'write "runs/NAME"')
-    return Run(run.where if isinstance(run, Run) else run)
+    """Return the run, opened anew.
+
+    Raises:
+        UserError: there is none, or what is given is something else, such as a sweep.
+    """
+    where = run.where if isinstance(run, Run | SweepRun) else run
+    if not isinstance(where, os.PathLike | str):
+        what = f"this is no run, but a value of type {type(where).__name__}"
+        raise errors.UserError(what, "", "give what raytrain.train returns, or a run's directory or URL")
+    return Run(where)
 
 
 def _shown(value: object) -> str:

@@ -209,11 +209,11 @@ def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str |
         table = "a table with its columns, or " if isinstance(run.experiment.data, Manifest) else ""
         how = f"predict {table}its own data with --split val{'' if images else ', and without --features'}"
         what += f" not suit this run's model, which {type(task).__name__}.forward gives more than images"
-        raise errors.UserError(what, run.path, how)
+        raise errors.UserError(what, run.where, how)
     if images and state.get("input_kind", "image") != "image":  # an older run has images
         raise errors.UserError(
             f"image files do not suit this run's model, whose input is no image (kind={state['input_kind']!r})",
-            run.path,
+            run.where,
             "predict its own data with --split val",
         )
 

@@ -22,8 +22,12 @@ EXPERIMENT = Experiment(CNN(), Digits())
         (raytrain.train, (CNN(),), "train takes an Experiment, got CNN; import one"),
         (raytrain.sweep, (EXPERIMENT,), r"sweep takes a Sweep, or the directory of one, got Experiment; write Sweep\("),
         (raytrain.sweep, ("sweep.py",), r"sweep takes a Sweep, or the directory of one, got 'sweep.py'; write"),
-        (raytrain.resume, (EXPERIMENT,), 'run must be a Run or its directory, got Experiment; write "runs/NAME"'),
-        (raytrain.evaluate, (5,), "run must be a Run or its directory, got int"),
+        (
+            raytrain.resume,
+            (EXPERIMENT,),
+            "this is no run, but a value of type Experiment; give what raytrain.train returns",
+        ),
+        (raytrain.evaluate, (5,), "this is no run, but a value of type int"),
         (raytrain.predict, ("photos", Run.__new__(Run)), "the run comes first in predict, and its images second"),
     ],
 )

@@ -333,6 +333,9 @@ def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path
         ({"paths": ["s3://bucket/x.png"]}, "images at a URL are predicted in parts"),
         ({"paths": "missing.png"}, "missing.png"),
         ({"split": "val", "checkpoint": "newest"}, "there is no checkpoint called 'newest', .*; take best or last"),
+        ({"paths": None}, "got a value of type NoneType"),
+        ({"paths": ["new.csv", "photos"]}, "a table is predicted by itself, and new.csv is not alone"),
+        ({"paths": "photos", "folder": "images"}, "folder is what paths in a table are relative to; leave it out"),
         ({"split": "val", "tta": 1}, "--tta must be flip or a number of views from 2 to 1000, got '1'"),
     ],
     ids=str,
@@ -340,6 +343,30 @@ def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path
 def test_mistakes_of_the_python_api(finished: Run, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         raytrain.predict(finished, **arguments)
+
+
+def test_the_python_api_takes_no_images_in_memory(finished: Run) -> None:
+    with pytest.raises(UserError, match="takes paths of images, got a value of type Image; write images to files"):
+        raytrain.predict(finished, Image.new("L", (8, 8)))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="got a value of type ndarray"):
+        raytrain.predict(finished, [np.zeros((8, 8, 3), np.uint8)])  # type: ignore[list-item]
+
+
+def test_what_does_not_suit_a_run_at_a_url_names_the_url(finished: Run) -> None:
+    run = Run(finished.path)
+    run.url = "s3://bucket/run"
+    with pytest.raises(UserError, match=r"kind='plain'.*, s3://bucket/run; predict its own data"):
+        inference.check_task(run, {"input_kind": "plain"}, images=True, features=None, tta="")
+
+
+def test_the_python_api_says_what_is_no_run(finished: Run, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text('{"best": 3}')
+    with pytest.raises(UserError, match=r"this is a sweep, .*; use .*trials/0003, the best one"):
+        raytrain.evaluate(raytrain.SweepRun(tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="this is no run, but a value of type NoneType"):
+        raytrain.evaluate(None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="this is no run, but a value of type Experiment"):
+        raytrain.predict(finished.experiment, split="val")  # type: ignore[arg-type]
 
 
 def test_a_gpu_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
