@@ -144,7 +144,7 @@ class Run:
         if found is None and (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
             raise errors.UserError(
                 "a sweep keeps the weights of its best trial alone, or of the best --keep N",
-                self.path,
+                self.where,
                 f"train this one again with {errors.command('train', self.path / 'experiment.json')}",
             )
         if found is None:
@@ -162,7 +162,7 @@ class Run:
             how = f"{errors.command('resume', self.where)} goes on from the start"
             return errors.UserError("the run ended before its first checkpoint", self.where, how)
         how = "train it again, or restore its checkpoints folder"
-        return errors.UserError("the run has no checkpoint that verifies", self.path, how)
+        return errors.UserError("the run has no checkpoint that verifies", self.where, how)
 
     def model(self, which: str = "best") -> nn.Module:
         """Return the plain module with the best (or last) weights, in evaluation mode, on the CPU."""

@@ -225,6 +225,19 @@ def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
         run.model()
 
 
+def test_a_run_without_checkpoints_is_named_by_its_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    there, url = tmp_path / "0001", f"file://{tmp_path}/0001"
+    there.mkdir()
+    experiment_file.save(VALUE, there / "experiment.json")
+    (there / "summary.json").write_text('{"status": "completed", "epochs": 2}')
+    with pytest.raises(UserError, match=f"the run has no checkpoint that verifies, {url};"):
+        Run(url).checkpoint()
+    (there / "trial.json").write_text("{}")
+    with pytest.raises(UserError, match=f"a sweep keeps the weights of its best trial alone, .*, {url};"):
+        Run(url).checkpoint()
+
+
 # metrics.jsonl
 
 ROWS = [{"kind": "step", "step": step, "loss": 0.1 * step} for step in range(5)] + [{"kind": "epoch", "epoch": 1}]
