@@ -56,7 +56,7 @@ def train(
     if not isinstance(experiment, Experiment):
         how = "import one from its file, as in `from FILE import experiment`"
         raise errors.UserError(f"train takes an Experiment, got {_shown(experiment)}", "", how)
-    command = _commands()[0]
+    command, _ = _commands()
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
     run = command.trained(experiment, options, scripts.file_of(experiment), started, loggers)
     assert run is not None
@@ -87,7 +87,7 @@ def resume(
     """
     started = time.time()
     refuse_while_loading()
-    command = _commands()[0]
+    command, _ = _commands()
     run = _opened(run)
     correction = command.Correction(run, Path(experiment)) if experiment else None
     value = correction.experiment if correction else run.experiment
@@ -129,7 +129,7 @@ def sweep(
     if not isinstance(value, Sweep | SweepRun | Path | str) or str(value).endswith(".py"):
         what = f"sweep takes a Sweep, or the directory of one, got {_shown(value)}"
         raise errors.UserError(what, "", "write Sweep(experiment, axes=(...)), or import one from its file")
-    command = _commands()[1]
+    _, command = _commands()
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
     path, wanted = command.begun(value)
     for field, change in changes.items():

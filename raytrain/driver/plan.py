@@ -181,7 +181,7 @@ def survey(data: Data) -> tuple[dict[str, Index], dict[str, list[BadSample]]]:
     indices = checked_indices(data)
     bad = {split: data.probe(index) for split, index in indices.items() if split != "test"}
     for split, samples in bad.items():
-        readable(indices[split], samples)
+        readable(indices[split], samples)  # refuses a split of which nothing is left
         if samples and data.on_bad_sample == "error":
             raise errors.bad_sample(samples[0].path, samples[0].reason)
     for split in bad:

@@ -42,7 +42,7 @@ _PROSE = re.compile(r"[^\x1b│╭╰|+ ]")
 
 
 _KINDS = {"INT": "a whole number", "FLOAT": "a number"}
-_NO_FLOAT = ("could not convert string to float:", "a number")
+"""What is wanted where tyro's errors name a type, in words."""
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -214,8 +214,11 @@ def _plain(text: str) -> str:
     said = re.sub(r"Missing value for argument '(\S+)'\. Expected 1 values?\.?", r"\1 needs a value", said)
     choice = r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)"
     said = re.sub(choice, r"\2 must be one of \3, got '\1'", said)
-    for reason, kind in (("invalid literal for int() with base 10:", "a whole number"), _NO_FLOAT):
-        said = re.sub(rf"Error parsing (\S+): {re.escape(reason)} (.*)", rf"\1 must be {kind}, got \2", said)
+    for kind, reason in (
+        ("INT", "invalid literal for int() with base 10:"),
+        ("FLOAT", "could not convert string to float:"),
+    ):
+        said = re.sub(rf"Error parsing (\S+): {re.escape(reason)} (.*)", rf"\1 must be {_KINDS[kind]}, got \2", said)
     several = re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from \[(.*?)\]\.", said)
     if several:
         kinds = several[2].replace("{", "").replace("}", "").replace("INT|FLOAT", "FLOAT").split("|")
