@@ -195,10 +195,13 @@ def _cached(data: Data, index: Index, total: int) -> list[str]:
     """Return a note where the disk cache has no room for all decoded images of a run."""
     if not isinstance(data, Images) or data.cache == "off":
         return []
-    most = cache.limit(cache.folder(data.cache), data.cache_size)
+    folder = cache.folder(data.cache)
+    most = cache.limit(folder, data.cache_size)
     if total <= most or data.cache_entry(index) is None:
         return []
     how = "--data.cache_size gives it more"
+    if cache.limit(folder, total / 2**30 + 1) < total:  # its disk has no room for them
+        how = f"make room on the disk of {folder}, or name a folder of another by --data.cache"
     return [f"not all of {size(total)} of decoded images fit into the cache, which may take {size(most)}: {how}"]
 
 

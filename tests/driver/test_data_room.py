@@ -22,7 +22,7 @@ from pyarrow import parquet
 from torch import nn
 
 from raytrain import MLP, Data, Experiment, ImageFolder, Index, Manifest, Packed, Scaling
-from raytrain.data import Images, packing
+from raytrain.data import Images, cache, packing
 from raytrain.driver import data_room, ray_cluster
 from raytrain.driver.resources import Node, Resources
 from raytrain.errors import BadSample, UserError
@@ -265,7 +265,9 @@ def test_the_room_for_shards_on_other_nodes_is_said_to_be_unknown() -> None:
     assert data_room._elsewhere(pack, own) == data_room._elsewhere(Packed("/pack"), machine(1 << 30)) == []
 
 
-def test_decoded_images_that_the_cache_has_no_room_for_are_said(tmp_path: Path) -> None:
+def test_decoded_images_that_the_cache_has_no_room_for_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a/1", "a/2", "b/1", "b/2"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("RGB", (9, 9)).save(tmp_path / f"{name}.png")
@@ -273,6 +275,11 @@ def test_decoded_images_that_the_cache_has_no_room_for_are_said(tmp_path: Path) 
     (note,) = said(data, HERE, "resident")
     begins = "not all of 48.0 KiB of decoded images fit into the cache, which may take 39.1 KiB"
     assert note == f"{begins}: --data.cache_size gives it more"
+    with monkeypatch.context() as full:
+        full.setattr(cache, "limit", lambda folder, gib: 409)
+        (note,) = said(data, HERE, "resident")
+    wanted = f"make room on the disk of {tmp_path / 'cache'}, or name a folder of another by --data.cache"
+    assert note.endswith(f"may take 409 bytes: {wanted}")
     for other in ({"cache_size": 49_152 / 2**30}, {"cache_size": None}, {"cache": "off"}):
         assert said(dataclasses.replace(data, **other), HERE, "resident") == []
 
