@@ -186,7 +186,7 @@ def _run(
             from raytrain.driver import launch  # Ray and torch, imported beside Ray's start
 
             job, planned, skipped = launch.prepare(planned, path, weights, options, command_started, observer)
-            observer.status("starting the workers")
+            observer.status("starting to train" if planned.experiment.scaling.workers == 0 else "starting the workers")
             interrupts.saves = True
             _begin(run, kept, skipped, correction)
             launch.follow(run, job, planned, session, observer, interrupts)

@@ -211,7 +211,7 @@ class Supervisor:
                         threads = replace(self.planned, experiment=value).threads
                         self.job = replace(self.job, experiment=value, threads=threads)
                         self.demand.drop()
-                        self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''} again")
+                        self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''}")
                         return
             self._say("waiting", f"for room for {self.scaling.least} workers" if ready else "for storage")
             self.interrupts.stop_if_asked()

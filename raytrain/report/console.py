@@ -21,7 +21,7 @@ from raytrain.driver import interrupts
 from raytrain.loggers import Held, Logger, RunInfo
 from raytrain.report import run_time
 from raytrain.report.bar import Bar, memory, waiting
-from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next
+from raytrain.report.layout import cell, columns, joined, show, show_facts, show_next, spinner
 from raytrain.report.notebook import Line
 from raytrain.report.output import Output
 from raytrain.run import copies
@@ -58,7 +58,7 @@ class Console(Logger):
     def status(self, text: str) -> None:
         """Show a spinner, or print a line."""
         if self._moves:
-            self._show(Spinner("dots", text=Text(f" {text} ...", no_wrap=True, overflow="ellipsis")))
+            self._show(Spinner(spinner(self.console), text=Text(f" {text} ...", no_wrap=True, overflow="ellipsis")))
         elif self._line:
             self._line.show(f"{text} ...")
         else:
@@ -68,8 +68,6 @@ class Console(Logger):
         """Print the validations that a resumed run has done, and begin the bar."""
         self._run = run
         self._read(run.earlier)
-        if self._moves:
-            self.status("starting the workers")
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Move the bar; print a line for each validation."""

@@ -14,6 +14,11 @@ from rich.text import Text
 _NEXT = "next:  "
 
 
+def spinner(console: Console) -> str:
+    """Return the name of the spinner of rich whose characters a terminal has."""
+    return "line" if console.options.ascii_only else "dots"
+
+
 def columns(console: Console) -> int | None:
     """Return the columns that a line may take: the terminal's, or COLUMNS; None for a file or a pipe, whose lines may
     have any length."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from raytrain.experiment import Experiment
 from raytrain.loggers import Logger
 from raytrain.report.console import terminal
-from raytrain.report.layout import cell, show_next
+from raytrain.report.layout import cell, show_next, spinner
 from raytrain.report.layout import show as show_line
 from raytrain.tools.micro_batch import Found, Trial, best
 
@@ -24,7 +24,9 @@ class Spinner(Logger):
 
     def __init__(self) -> None:
         self._console = terminal()
-        self._status = Status("starting", console=self._console) if self._console.is_terminal else None
+        self._status = None
+        if self._console.is_terminal:
+            self._status = Status("starting", console=self._console, spinner=spinner(self._console))
 
     def planned(self, lines: Sequence[tuple[str, str]]) -> None:
         """Print the plan's notes."""
