@@ -165,6 +165,7 @@ def evaluate(
     Raises:
         UserError: the data or the checkpoint is not there, or the data does not suit the model.
     """
+    _check_texts(split=split, checkpoint=checkpoint)
     return _inference().evaluate(_opened(run), None if root is None else str(root), split, checkpoint, str(tta))
 
 
@@ -198,6 +199,8 @@ def predict(
         UserError: an image is not there or cannot be read, or something does not suit the run.
     """
     given = _paths(paths)
+    layer = None if features is False else "" if features is True else features
+    _check_texts(split=split, checkpoint=checkpoint, features=layer)
     if bool(given) == (split is not None):
         what = "predict takes either paths or a split"
         raise errors.UserError(what, "", 'write predict(run, "photos/") or predict(run, split="val")')
@@ -210,7 +213,6 @@ def predict(
     if any(is_url(path) and not is_table(path) for path in given):
         what = "images at a URL are predicted in parts"
         raise errors.UserError(what, "", "use `raytrain predict RUN URL --out FOLDER`")
-    layer = None if features is False else "" if features is True else features
     return _inference().predict(
         _opened(run), given, checkpoint, str(tta), split=split, features=layer, folder=str(folder)
     )
@@ -230,6 +232,12 @@ def _paths(paths: Path | str | Sequence[Path | str]) -> list[str]:
         what = f"predict takes paths of images, got a value of type {type(wrong[0]).__name__}"
         raise errors.UserError(what, "", "write images to files, or call the model: raytrain.Run(path).model()")
     return [str(path) for path in several]
+
+
+def _check_texts(**given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, str | None):
+            raise errors.UserError(f"{name} must be a text, got {value!r}", "", f'write {name}="..."')
 
 
 def _opened(run: Run | Path | str) -> Run:

@@ -270,7 +270,7 @@ def _other_classes(ours: Sequence[str], theirs: Sequence[str], where: str) -> er
 
 
 def _no_split(split: str, indices: dict[str, Index], where: str) -> errors.UserError:
-    return errors.UserError(f"the data has no {split} split", where, f"choose another --split: {', '.join(indices)}")
+    return errors.UserError(f"the data has no {split} split", where, f"choose one of its splits: {', '.join(indices)}")
 
 
 def _outputs(predictor: Predictor, reader: Direct) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -31,18 +31,18 @@ def check_tta(tta: str, e: Experiment, kind: str) -> int:
         return 1
     if tta != "flip" and not (tta.isdecimal() and 2 <= int(tta) <= 1000):
         raise errors.UserError(
-            f"--tta must be flip or a number of views from 2 to 1000, got {tta!r}", "", "use --tta flip, or --tta 8"
+            f"tta must be flip or a number of views from 2 to 1000, got {tta!r}", "", "take flip, or 8"
         )
     if not isinstance(e.task, Classification) or kind != "image":
-        what = "--tta averages probabilities of classes of images, and this run's task or input is another"
-        raise errors.UserError(what, "", "leave --tta out")
+        what = "tta averages probabilities of classes of images, and this run's task or input is another"
+        raise errors.UserError(what, "", "leave it out")
     augment = e.data.augment
     changes = (
         augment.crop != "center" or augment.flip or augment.policy != "none" or augment.erase or augment.operations
     )
     if tta != "flip" and not changes:
-        what = "--tta with a number takes views by the run's augmentation, and that changes no image by itself"
-        raise errors.UserError(what, "in data.augment", "use --tta flip")
+        what = "tta with a number takes views by the run's augmentation, and that changes no image by itself"
+        raise errors.UserError(what, "in data.augment", "take flip")
     return 2 if tta == "flip" else int(tta)
 
 

@@ -116,7 +116,7 @@ def test_evaluate_prints_null_for_a_metric_that_is_not_finite(tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--split", "test"], "the data has no test split, Digits; choose another --split"),
+        (["--split", "test"], "the data has no test split, Digits; choose one of its splits: train, val"),
         (["--data.root", "/x"], "unknown field 'root', Digits"),
     ],
 )
@@ -336,7 +336,9 @@ def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path
         ({"paths": None}, "got a value of type NoneType"),
         ({"paths": ["new.csv", "photos"]}, "a table is predicted by itself, and new.csv is not alone"),
         ({"paths": "photos", "folder": "images"}, "folder is what paths in a table are relative to; leave it out"),
-        ({"split": "val", "tta": 1}, "--tta must be flip or a number of views from 2 to 1000, got '1'"),
+        ({"split": ["val"]}, r"split must be a text, got \['val'\]; write split=\"...\""),
+        ({"split": "val", "features": 1}, "features must be a text, got 1"),
+        ({"split": "val", "tta": 1}, "tta must be flip or a number of views from 2 to 1000, got '1'"),
     ],
     ids=str,
 )

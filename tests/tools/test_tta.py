@@ -66,11 +66,11 @@ def test_predict_averages_probabilities(
 @pytest.mark.parametrize("tta", ["mirror", "1", "0", "-3", "2.5", "1001"])
 def test_another_value_is_refused(shifted: Run, capsys: Capture, tta: str) -> None:
     said = fails(capsys, "evaluate", shifted.path, f"--tta={tta}")
-    assert f"--tta must be flip or a number of views from 2 to 1000, got '{tta}'; use" in said
+    assert f"tta must be flip or a number of views from 2 to 1000, got '{tta}'; take flip, or 8" in said
 
 
 def test_views_need_an_augmentation(finished: Run, capsys: Capture) -> None:
-    assert "that changes no image by itself, in data.augment; use" in fails(
+    assert "that changes no image by itself, in data.augment; take flip" in fails(
         capsys, "evaluate", finished.path, "--tta", "4"
     )
 
