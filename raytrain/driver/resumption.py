@@ -161,26 +161,26 @@ def _check_unfinished(run: Run, value: Experiment) -> None:
     summary = run.summary
     if summary["status"] != "completed":
         return
+    ended, longer = [], []
     unit, most = ("epochs", value.epochs) if value.steps is None else ("steps", value.steps)
     done, epochs = summary.get(unit, 0), summary["epochs"]
     if done >= most:
-        at = f"{done} {unit if done != 1 else unit[:-1]}"
-        what, how = f"the run is complete at {at}", f"train longer with --{unit} above {done}"
-        raise errors.UserError(what, run.where, how)
+        ended.append(f"the run is complete at {done} {unit if done != 1 else unit[:-1]}")
+        longer.append(f"{unit} above {done}")
     if value.max_hours is not None and (summary.get("seconds") or 0.0) >= 3600 * value.max_hours:
         hours = f"{summary['seconds'] / 3600:.3g}"
-        what = f"the run is complete: it has trained for {hours} hours, and max_hours is {value.max_hours:g}"
-        raise errors.UserError(what, run.where, f"train longer with --max_hours above {hours}, or --max_hours None")
+        ended.append(f"it has trained for {hours} hours, and max_hours is {value.max_hours:g}")
+        longer.append(f"max_hours above {hours} or None")
     stalled = summary.get("stalled", epochs - (summary.get("best_epoch") or epochs))
     if value.patience is not None and stalled >= value.patience:
         at = f"at {epochs} epochs, {stalled} of them"
         if value.validate_every_steps is not None:
             at = f"at step {summary.get('steps', 0)}, {stalled} validation{'s' if stalled > 1 else ''}"
-        raise errors.UserError(
-            f"the run is complete: it stopped early {at} without a better {value.task.monitor}",
-            run.where,
-            f"train longer with --patience {stalled + 1} or more, or --patience None",
-        )
+        ended.append(f"it stopped early {at} without a better {value.task.monitor}")
+        longer.append(f"patience {stalled + 1} or more, or None")
+    if longer:  # all that ends it, so that one more try is enough
+        what = ("" if done >= most else "the run is complete: ") + ", and ".join(ended)
+        raise errors.UserError(what, run.where, f"train longer, with {' and with '.join(longer)}")
 
 
 def _check_length(run: Run, value: Experiment, progress: Mapping[str, Any]) -> None:

@@ -180,7 +180,10 @@ def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     (run / "summary.json").write_text(json.dumps(Run(run).summary | {"best_epoch": 1}))
     said = fails(capsys, "resume", run, "--epochs", "3", "--patience", "1")
     assert "it stopped early at 2 epochs, 1 of them without a better val_accuracy" in said
-    assert "--patience 2 or more, or --patience None" in said
+    assert "train longer, with patience 2 or more, or None" in said
+    said = fails(capsys, "resume", run, "--epochs", "2", "--patience", "1")
+    assert "the run is complete at 2 epochs, and it stopped early at" in said
+    assert "train longer, with epochs above 2 and with patience 2 or more, or None" in said
     for patience in ("2", "None"):
         succeeds(capsys, "resume", run, "--epochs", "3", "--patience", patience, "--dry_run")
     assert "unknown flag --epoch; did you mean --epochs?" in fails(capsys, "resume", run, "--epoch", "3")
@@ -208,16 +211,19 @@ def test_a_resume_extends_a_run_by_steps_or_hours(copied: Run, capsys: Capture) 
 
     ended()
     said = fails(capsys, "resume", run, "--steps", "46")
-    assert "the run is complete at 46 steps" in said and "train longer with --steps above 46" in said
+    assert "the run is complete at 46 steps" in said and "train longer, with steps above 46" in said
     assert "60 steps (2.61 epochs" in succeeds(capsys, "resume", run, "--steps", "60", "--dry_run")
     ended(steps=30, epochs=1, out_of_time=True)
     said = fails(capsys, "resume", run, "--max_hours", "1.5")
-    assert "it has trained for 2 hours, and max_hours is 1.5" in said and "--max_hours above 2, or --max_hours " in said
+    assert "it has trained for 2 hours, and max_hours is 1.5" in said and "with max_hours above 2 or None" in said
     for hours in ("2.5", "None"):
         succeeds(capsys, "resume", run, "--max_hours", hours, "--dry_run")
     ended(steps=30, epochs=1, stalled=3, best_epoch=1)
     said = fails(capsys, "resume", run, "--patience", "3", "--validate_every_steps", "5")
-    assert "it stopped early at step 30, 3 validations without a better val_accuracy" in said and "--patience 4" in said
+    assert (
+        "it stopped early at step 30, 3 validations without a better val_accuracy" in said
+        and "with patience 4 or more" in said
+    )
     succeeds(capsys, "resume", run, "--patience", "4", "--validate_every_steps", "5", "--dry_run")
     assert "unexpected argument 'stray'" in fails(capsys, "resume", run, "stray")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
