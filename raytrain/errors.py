@@ -125,12 +125,11 @@ def storage_remedy(error: BaseException) -> str:
     return "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)"
 
 
-def bad_sample(path: str, reason: str) -> UserError:
-    return UserError(
-        f"cannot read sample: {reason}",
-        path,
-        "repair or remove it, or drop such samples with --data.on_bad_sample skip",
-    )
+_SKIP = "repair or remove it, or drop such samples with --data.on_bad_sample skip"
+
+
+def bad_sample(path: str, reason: str, how: str = _SKIP) -> UserError:
+    return UserError(f"cannot read sample: {reason}", path, how)
 
 
 def all_samples_bad(root: object, reason: str) -> UserError:

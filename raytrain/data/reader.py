@@ -254,8 +254,7 @@ class Direct:
             check_bad(self.data, bad)
             raise lost_sample(bad[0].path, bad[0].reason)
         if self.data.on_bad_sample == "error":
-            what = f"cannot read image: {bad[0].reason}"
-            raise errors.UserError(what, bad[0].path, self.remedy)
+            raise errors.bad_sample(bad[0].path, bad[0].reason, self.remedy)
         self.skipped += [one.path for one in bad]
         good = np.delete(np.arange(len(ids)), [one.row for one in bad])
         return ids[good], rows_of(batch.arrays, good)

@@ -179,7 +179,7 @@ def predict(
         data = file_source(e.data, tuple(state["stored"]))
         index = file_index(names, data, classes)
         if bad := data.probe(index):  # said before the other images are predicted
-            raise errors.UserError(f"cannot read image: {bad[0].reason}", bad[0].path, _UNREADABLE)
+            raise errors.bad_sample(bad[0].path, bad[0].reason, _UNREADABLE)
         reader = Direct(data, index, remedy=_UNREADABLE)
     key = "path" if split is None and index.paths is not None else "sample"
     model = run.model(which)

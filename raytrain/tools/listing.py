@@ -128,7 +128,7 @@ def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tu
     index = found.unlabelled(classes)
     if bad := found.probe(index):  # said before the other images are predicted
         how = "repair it, leave its row out, or name the folder that paths are relative to by --folder"
-        raise errors.UserError(f"cannot read image: {bad[0].reason}", bad[0].path, how)
+        raise errors.bad_sample(bad[0].path, bad[0].reason, how)
     return found, index
 
 

@@ -278,5 +278,5 @@ def test_threads_skip_or_name_bad_samples(monkeypatch: pytest.MonkeyPatch) -> No
     direct = Direct(Array(on_bad_sample="skip"), INDEX)
     read = np.concatenate([ids for ids, _ in direct.read(ways(1, 1)[0])])
     assert sorted(read) == sorted(set(range(103)) - {5, 40}) and sorted(direct.skipped) == ["40.png", "5.png"]
-    with pytest.raises(UserError, match="cannot read image: broken"):
+    with pytest.raises(UserError, match="cannot read sample: broken"):
         list(Direct(Array(), INDEX).read(ways(1, 1)[0]))

@@ -35,7 +35,7 @@ def test_mistakes_of_predict(finished: Run, capsys: Capture, digit_files: Path, 
         ([empty], f"no images there, {empty}"),
         (
             [digit_files, text],
-            f"cannot read image: it is not an image, or its format is unknown, {text}; repair it, leave "
+            f"cannot read sample: it is not an image, or its format is unknown, {text}; repair it, leave "
             "it out, or give --out a folder",
         ),
         ([], "no images are given"),
