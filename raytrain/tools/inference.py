@@ -16,9 +16,9 @@ import torch
 from pyarrow import csv, parquet
 from torch import nn
 
-from raytrain import config, errors
+from raytrain import errors
 from raytrain.checkpoint.layout import load_state
-from raytrain.data import Data, Folds, ImageFolder, Index
+from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.batch import Batch
 from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader
@@ -31,7 +31,7 @@ from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 from raytrain.tools import columns
 from raytrain.tools.features import Layer, find
-from raytrain.tools.listing import images_at, rows_of
+from raytrain.tools.listing import at_root, images_at, place_of, rows_of
 from raytrain.tools.output import FEATURES, PREDICTIONS, check_output, write_file
 from raytrain.tools.predictor import Predictor
 from raytrain.tools.views import Views, averaged, check_tta
@@ -71,19 +71,14 @@ def evaluate(
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
             have another shape or dtype than those that the model was trained on.
     """
-    e = run.experiment
-    data = e.data
-    if root is not None:  # the other data's own splits: folds are of the data that the run was trained on
-        data = config.replace(config.replace(e.data, "root", root), "folds", Folds())
-    if getattr(data, "download", False):  # it was for training; a wrong root must not be filled
-        data = config.replace(data, "download", False)
+    e, data = run.experiment, at_root(run.experiment.data, root)
     indices = checked_indices(data)
     if split not in indices:
-        raise _no_split(split, indices, root or getattr(e.data, "root", type(data).__name__))
+        raise _no_split(split, indices, place_of(data))
     index, path = indices[split], run.checkpoint(which)
     classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
-        raise _other_classes(classes, index.classes, root or getattr(e.data, "root", type(data).__name__))
+        raise _other_classes(classes, index.classes, place_of(data))
     check_input(data, index, path)
     e = e.bound(index)
     views, on = check_tta(tta, e, index.input.kind), device()
@@ -241,7 +236,7 @@ def _split(run: Run, split: str, which: str) -> tuple[Data, Index]:
     data = run.experiment.data
     indices = checked_indices(data)
     if split not in indices:
-        raise _no_split(split, indices, getattr(data, "root", type(data).__name__))
+        raise _no_split(split, indices, place_of(data))
     index = indices[split]
     check_input(data, index, run.checkpoint(which))
     return data, index
@@ -295,7 +290,7 @@ def check_input(data: Data, index: Index, path: Path) -> None:
     if now != before:
         raise errors.UserError(
             f"the model was trained on samples of {before[0]} {before[1]}, and the data has {now[0]} {now[1]}",
-            getattr(data, "root", type(data).__name__),
+            place_of(data),
             "give data of that shape and dtype",
         )
 

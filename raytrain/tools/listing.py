@@ -1,4 +1,4 @@
-"""The images that a prediction is asked for: files and folders of this machine, and URLs."""
+"""The samples that tools are given besides the data of a run: files, folders, tables, URLs, another root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from raytrain import errors
+from raytrain import config, errors
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
@@ -106,6 +106,26 @@ def listed(sources: Sequence[str]) -> Listing:
         np.array([image.size for image in images], np.int64),
         digest.hexdigest(),
     )
+
+
+def place_of(data: Data) -> str:
+    """Return where the samples of a source are, for messages."""
+    return str(getattr(data, "root", type(data).__name__))
+
+
+def at_root(data: Data, root: str | None) -> Data:
+    """Return the run's data, or that of the same kind at another root, with its own splits: folds are of the data that
+    the run was trained on.
+
+    Raises:
+        UserError: the run's data has no root.
+    """
+    if root is not None:
+        if not hasattr(data, "root"):
+            raise errors.UserError("the run's data has no root to replace", place_of(data), "leave root out")
+        data = config.replace(config.replace(data, "root", root), "folds", Folds())
+    # A download was for training; a wrong root must not be filled.
+    return config.replace(data, "download", False) if getattr(data, "download", False) else data
 
 
 def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tuple[Manifest, Index]:

@@ -117,7 +117,7 @@ def test_evaluate_prints_null_for_a_metric_that_is_not_finite(tmp_path: Path, ca
     ("arguments", "message"),
     [
         (["--split", "test"], "the data has no test split, Digits; choose one of its splits: train, val"),
-        (["--data.root", "/x"], "unknown field 'root', Digits"),
+        (["--data.root", "/x"], "the run's data has no root to replace, Digits; leave root out"),
     ],
 )
 def test_evaluate_on_what_the_data_does_not_have(
