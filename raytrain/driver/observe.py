@@ -113,6 +113,7 @@ class Loggers(Logger):
 
 _REFUSED = "a checkpoint was not stored, and training goes on: "
 _FULL = "no space is left on the disk of {}, and training goes on: metrics and checkpoints wait for some"
+_AWAY = "{} is gone, and training goes on: metrics and checkpoints wait for it to come back"
 
 
 class Tail:
@@ -120,7 +121,7 @@ class Tail:
 
     def __init__(self, path: Path, offset: int, observer: Logger):
         self.path, self.offset, self.observer = path, offset, observer
-        self.seen = self.full = False
+        self.seen = self.full = self.away = False
         logs = {path.parent / "logs" / "checkpoints.log": _REFUSED, path.parent / NOTES: ""}
         self._logs = {log: (_size(log), prefix) for log, prefix in logs.items()}
 
@@ -144,10 +145,13 @@ class Tail:
                     for line in file.read().splitlines():
                         self.observer.note(f"{prefix}{line}")
                     self._logs[log] = (file.tell(), prefix)
-        full = _is_full(self.path.parent)
-        if full and not self.full:  # the ranks' own note about it would have to lie on that disk
+        # The ranks' own notes about these would have to lie on that disk.
+        full, away = _is_full(self.path.parent), not os.path.isdir(self.path.parent)
+        if full and not self.full:
             self.observer.note(_FULL.format(self.path.parent))
-        self.full = full
+        if away and not self.away:
+            self.observer.note(_AWAY.format(self.path.parent))
+        self.full, self.away = full, away
 
     @contextlib.contextmanager
     def in_background(self) -> Iterator[None]:
