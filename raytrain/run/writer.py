@@ -20,7 +20,7 @@ from raytrain.checkpoint import checkpoints, layout, retention, side_thread
 from raytrain.checkpoint.pulse import HURRY_SECONDS, POLL_SECONDS
 from raytrain.checkpoint.storage import Storage
 from raytrain.experiment import Checkpoint
-from raytrain.files import append, write_atomically
+from raytrain.files import append, known_json, write_atomically
 from raytrain.run.metrics_log import NOTES, MetricsLog
 from raytrain.watchdog import SETTLING, doing
 
@@ -136,18 +136,23 @@ class CheckpointWriter:
             side_thread.retry(write)
         except OSError as error:
             self._note(error, self._due.step if self._due else None)
-            names: list[str] = []
-            with contextlib.suppress(OSError):
-                names = layout.committed(self.run / "checkpoints")
-            raise errors.UserError(
-                f"the last checkpoint cannot be written: {_reason(error)}",
-                self.run,
-                f"correct that; a resume goes on from {names[-1]}, the newest that is there"
-                if names
-                else "correct that; a resume begins anew, since no checkpoint is there",
-            ) from error
+            what = f"the last checkpoint cannot be written: {_reason(error)}"
+            raise errors.UserError(what, self.run, self._way_on()) from error
         if self.storage:
             self._finish_upload(self.storage, summary.get("status") == "interrupted")
+
+    def _way_on(self) -> str:
+        """Return how a run whose last checkpoint was refused goes on, as `raytrain resume` will take it."""
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = layout.committed(self.run / "checkpoints")
+        if names and (self.storage or os.path.isfile(self.run / "metrics.jsonl")):
+            return f"correct that; a resume goes on from {names[-1]}, the newest that is there"
+        if not os.path.isdir(self.run):
+            return "bring the folder back, with its disk or from a copy, and resume; without it, train again"
+        if names or (not self.storage and known_json(self.run / "last.json").get("checkpoint")):
+            return "put metrics.jsonl and checkpoints back from a copy, and resume; without one, train again"
+        return "correct that; a resume begins anew, since no checkpoint is there"
 
     def _finish_upload(self, there: Storage, stops: bool) -> None:
         def upload() -> None:

@@ -245,6 +245,35 @@ def test_failed_last_checkpoint_ends_the_run(ranks: Ranks, tmp_path: Path) -> No
     assert rows(cut) == rows(whole) and weights(cut) == weights(whole)
 
 
+def lost_files_rank(rank: int, world: int, e: Experiment, run: Path, lost: str) -> str:
+    """Files of the run are gone after step 12. Returns what the run ended with."""
+    step = Trainer.step
+
+    def step_and_lose(worker: Trainer, loaded: Loaded) -> Step:
+        if worker.progress.step == 12 and worker.writer:
+            worker.writer.background.wait()
+            (run / lost).rename(run.with_name("away"))
+            if lost == "checkpoints":
+                (run / lost).touch()  # a folder would be made again
+        return step(worker, loaded)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError) as found:
+        patch.setattr(Trainer, "step", step_and_lose)
+        patch.setattr(side_thread, "_PATIENCE", 1.0)
+        train_rank(rank, world, e, run)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("lost", "put"),
+    [(".", "bring the folder"), ("checkpoints", "put metrics.jsonl and"), ("metrics.jsonl", "put metrics.jsonl and")],
+)
+def test_a_run_whose_files_are_gone_says_what_a_resume_needs(ranks: Ranks, tmp_path: Path, lost: str, put: str) -> None:
+    run = new_run(tmp_path / "run", BASE)
+    (said,) = ranks.run(1, lost_files_rank, BASE, run, lost)
+    assert f"{run}; {put}" in said and said.endswith(" train again")
+
+
 def test_last_checkpoint_is_retried(ranks: Ranks, tmp_path: Path) -> None:
     whole, full = new_run(tmp_path / "whole", BASE), new_run(tmp_path / "full", BASE)
     ranks.run(1, train_rank, BASE, whole)
