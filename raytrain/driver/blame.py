@@ -59,6 +59,7 @@ def failed_here(error: BaseException, path: Path) -> RunFailed:
 
 
 def last_line(error: BaseException) -> str:
-    """Return an error's kind and the last line of its text."""
+    """Return an error's kind and the last line of its text; of a UserError the text alone, which is a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    last = lines[-1] if lines else ""
+    return last if isinstance(error, errors.UserError) else f"{type(error).__name__}: {last}"

@@ -93,6 +93,12 @@ def test_an_error_of_the_driver_names_the_users_line(run: Path) -> None:
     assert str(found) == f"ZeroDivisionError: division by zero ({line})" and found.edit == line
 
 
+def test_an_error_that_tells_the_user_is_shown_without_its_class(tmp_path: Path) -> None:
+    assert str(failed_here(UserError("the disk is full", "runs/first", "free some"), tmp_path)) == (
+        "the disk is full, runs/first; free some"
+    )
+
+
 def raised(error: BaseException) -> Callable[[Experiment], Any]:
     return lambda value: value.task.loss(1, error)  # type: ignore[arg-type]
 
