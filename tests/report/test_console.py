@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+import time
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -88,6 +89,22 @@ def run_of(folder: Path, **summary: Any) -> Run:
 @pytest.fixture(autouse=True)
 def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def test_the_speed_after_a_restart_is_without_the_time_of_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, laid_out, now = pipe(), planned(replace(VALUE, epochs=3)), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    console.start(info(run_of(tmp_path), laid_out), Held())
+    for second, step in ((0, 1), (1, 2), (60, 2), (61, 3)):
+        if second == 60:
+            console.workers("lost", "rank 1 is gone", "step_00000001")
+        now[0] = 100.0 + second
+        console.rows([{"kind": "step", "step": step, "epoch": 1, "loss": 1.0, "lr": 0.05}])
+    now[0] = 72.0 + 100.0
+    console.rows([{"kind": "step", "step": 14, "epoch": 1, "loss": 1.0, "lr": 0.05}])
+    assert "0:55 left" in shown(console).splitlines()[-1], "55 steps, at one in a second"
 
 
 def test_table_and_closing_line_show_the_monitored_metric(tmp_path: Path) -> None:
