@@ -66,7 +66,7 @@ class Lock:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise errors.UserError("this is not a lock file", run / name, "remove it") from None
-            if error.errno in (errno.EACCES, errno.EROFS):
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 what = f"the folder cannot be written: {os.strerror(error.errno).lower()}"
                 raise errors.UserError(what, run, "make it writable, or take a copy of it") from None
             raise
