@@ -138,7 +138,8 @@ def all_samples_bad(root: object, reason: str) -> UserError:
 
 
 def no_room(what: str, needs: int, has: int, where: object, how: str) -> UserError:
-    return UserError(f"{what} needs {needs / 2**20:,.0f} MiB and there are {has / 2**20:,.0f} MiB", where, how)
+    unit, name = (2**20, "MiB") if needs >= 2**20 else (2**10, "KiB")  # a small model's checkpoint has no whole MiB
+    return UserError(f"{what} needs {needs / unit:,.0f} {name} and there are {has / unit:,.0f} {name}", where, how)
 
 
 def elastic_trial(value: str) -> UserError:

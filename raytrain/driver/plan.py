@@ -151,7 +151,9 @@ class Plan:
         has = disk.free + there
         if needs > has and disk.total:  # a path that is no disk has no space, and fails for another reason
             how = "free some, or keep fewer with --checkpoint.keep or --checkpoint.max_gib"
-            raise errors.no_room(f"the run's {stay + 1} checkpoints", needs, has, f"on the disk of {folder}", how)
+            raise errors.no_room(
+                f"keeping the run's {stay + 1} checkpoints", needs, has, f"on the disk of {folder}", how
+            )
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the plan for people: (what, how) of each line."""

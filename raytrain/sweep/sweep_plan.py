@@ -203,7 +203,7 @@ def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> Sw
     free = shutil.disk_usage(files.existing(out)).free
     needs = weights + _TAKES * concurrent
     if needs > free:
-        raise errors.no_room("the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
+        raise errors.no_room("keeping the sweep's checkpoints", needs, free, f"on the disk of {out}", "free some")
     widths = tuple(sorted({scaling.ranks for scaling, _ in scalings}))
     found = SweepPlan(value, base, share, concurrent, widths, weights, variants, keys)
     value.scheduler.check(value.axes, value.objectives, value.count, found.length)

@@ -387,11 +387,19 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free, total=free + 1))
     planned.check_disk(tmp_path / "not" / "yet")
     free -= 1
-    with pytest.raises(UserError, match=r"the run's .* checkpoints needs .* MiB and there are .*; free some, or keep"):
+    with pytest.raises(
+        UserError, match=r"keeping the run's .* checkpoints needs .* MiB and there are .*; free some, or"
+    ):
         planned.check_disk(tmp_path)
     (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step_00000001" / "model.safetensors").write_bytes(b"x")
     planned.check_disk(tmp_path)  # what a resumed run has there already
+
+
+def test_room_for_a_small_models_checkpoints_is_in_kib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3000, total=1 << 20))
+    with pytest.raises(UserError, match=r"4 checkpoints needs [1-9]\d* KiB and there are 3 KiB, on the disk of"):
+        make(model=CNN(channels=(8,))).check_disk(tmp_path)
 
 
 def test_checkpoint_budget_holds_one_and_notes_a_second() -> None:
