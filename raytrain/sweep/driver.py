@@ -142,8 +142,8 @@ def resume(
             ):
                 driver.trials.clear()
                 with driver.uploads:
-                    driver.close("completed")
-                return SweepRun(path)
+                    best = driver.close("completed")["best"]
+                return driver.outcome("completed", best)
             return driver.run(session, options)
 
 
@@ -212,6 +212,14 @@ class _Driver:
             best = self.close(status)["best"]
         if status == "interrupted":
             raise Interrupted(self.path, interrupts.signal)
+        return self.outcome(status, best)
+
+    def outcome(self, status: str, best: int | None) -> SweepRun:
+        """Return the sweep that has ended.
+
+        Raises:
+            RunFailed: no trial has a result.
+        """
         nothing = all(one["objective"][0] is None or one.get("violates") for one in self.trials.records())
         if nothing or (best is None and self.sweep.repeats > 1):
             why, how = self._why_nothing(status)

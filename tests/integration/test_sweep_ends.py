@@ -70,10 +70,12 @@ def test_sweep_of_failed_trials_exits_1_with_the_first_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = dying(tmp_path, 1, ("raises", "raises too"))
-    assert cli.run(["sweep", str(file), "--out", str(tmp_path), "--name", "sweep"]) == 1
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    why = "no trial has a result: trial 0 failed: ValueError: a mistake of the model's"
-    assert len(said) == 1 and said[0].startswith(f"error: the sweep failed: {why}")
+    begin, again = ["sweep", str(file), "--out", str(tmp_path), "--name", "sweep"], ["resume", str(tmp_path / "sweep")]
+    for command in (begin, again):  # the second one finds nothing left to train
+        assert cli.run(command) == 1
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        why = "no trial has a result: trial 0 failed: ValueError: a mistake of the model's"
+        assert len(said) == 1 and said[0].startswith(f"error: the sweep failed: {why}")
     assert [one["status"] for one in sweep_run.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
 
 
