@@ -84,6 +84,7 @@ def sweep(
         path, lock = begin(options.out, options.name, stem, fill)
         with lock:
             driver = _Driver(path, planned, observer, command_started, report, not session.own)
+            driver.trials.before = 0.0  # what `fill` wrote is this command's own time
             observer.planned(planned.lines(driver.info.where))
             try:
                 return driver.run(session, options)

@@ -86,6 +86,7 @@ def test_budget_begins_with_the_first_trial(tmp_path: Path) -> None:
     found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), None, long_ago, write_files)
     assert found is not None and found.answer["status"] == "out_of_time"
     assert found.trials[0]["status"] == "interrupted" and found.trials[0]["epochs"] > 0
+    assert 600 < found.answer["seconds"] < 700, "each second of the command is counted once"
 
 
 @pytest.mark.slow
