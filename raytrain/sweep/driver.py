@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,7 @@ def resume(
                 for n in range(value.count)
             ):
                 driver.trials.clear()
+                driver.trials.command_started = time.time()  # nothing is trained: the sweep takes no longer
                 with driver.uploads:
                     best = driver.close("completed")["best"]
                 return driver.outcome("completed", best)

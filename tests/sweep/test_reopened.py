@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ import pytest
 
 import raytrain
 from raytrain import SweepRun, UserError
+from raytrain.driver.options import Options
+from raytrain.loggers import Logger
+from raytrain.report.sweep import write_files
+from raytrain.sweep import driver
+from raytrain.sweep.sweep import load
 
 OLD = Path(__file__).parents[1] / "old_runs" / "sweep"
 
@@ -30,6 +36,13 @@ def test_a_sweep_is_opened_and_gone_on_with_by_its_directory(tmp_path: Path) -> 
             raytrain.sweep(found, quiet=True, **change)
     with pytest.raises(UserError, match="no sweep there"):
         raytrain.sweep(path / "trials" / "0000", quiet=True)
+
+
+def test_a_sweep_without_anything_left_to_train_takes_no_longer(tmp_path: Path) -> None:
+    path = shutil.copytree(OLD, tmp_path / "sweep")
+    seconds, long_ago = SweepRun(path).answer["seconds"], time.time() - 600
+    found = driver.resume(path, load(path)[0], Options(), Logger(), long_ago, write_files)
+    assert found is not None and found.answer["seconds"] < seconds + 60
 
 
 def test_the_table_has_repeats_and_broken_limits(tmp_path: Path) -> None:
