@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 
 from raytrain.cli.commands import COMMANDS, Command, read
 from raytrain.report.output import aside
@@ -51,7 +52,7 @@ def _flags(words: list[str]) -> list[str]:
     """
     if not words or words[0] not in COMMANDS:
         return []
-    name, argument = words[0], [word for word in words[1:2] if not word.startswith("-")]
+    name, argument = words[0], [_meant(word) for word in words[1:2] if not word.startswith("-")]
     if not argument and set(_first(COMMANDS[name])) & {*_FILES, "RUN", "FOLDER"}:
         return ["--help"]
     said, columns = io.StringIO(), os.environ.get("COLUMNS")
@@ -69,6 +70,17 @@ def _flags(words: list[str]) -> list[str]:
     return [*dict.fromkeys([*known, "--help"])]
 
 
+def _meant(word: str) -> str:
+    """Return the place that a word names: bash and zsh give it as it was typed, with quotes, backslashes and ~."""
+    if os.path.exists(word):
+        return word
+    try:
+        parts = shlex.split(word)
+    except ValueError:  # an open quote
+        return word
+    return os.path.expandvars(os.path.expanduser(parts[0])) if len(parts) == 1 else word
+
+
 def _bash() -> str:
     words = "".join(
         f'            {name}) COMPREPLY=($(compgen -W "{" ".join(ones)}" -- "$word")) ;;\n'
@@ -77,11 +89,15 @@ def _bash() -> str:
     return f"""# bash completion of raytrain, written by `raytrain completion bash`
 _raytrain() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} IFS=$' \\t\\n'
+    local first=${{COMP_WORDS[2]}} next=3
     COMPREPLY=()
+    while ((next < COMP_CWORD)) && [[ $first == *[:=] || ${{COMP_WORDS[next]}} == [:=]* ]]; do
+        first+=${{COMP_WORDS[next++]}}  # bash breaks words at these: a URL is one
+    done
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "{" ".join(COMMANDS)} --help --version" -- "$word"))
     elif [[ $word == -* ]]; then
-        COMPREPLY=($(compgen -W "$("$1" completion flags "$command" "${{COMP_WORDS[2]}}" 2>/dev/null)" -- "$word"))
+        COMPREPLY=($(compgen -W "$("$1" completion flags "$command" "$first" 2>/dev/null)" -- "$word"))
     elif ((COMP_CWORD == 2)); then
         case $command in
 {words}        esac

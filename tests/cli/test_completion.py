@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -50,6 +51,23 @@ def test_bash_completes_commands_files_folders_words_and_flags(tmp_path: Path) -
     assert found[0] == [*COMMANDS, "--help", "--version"]
     assert found[1:] == [["train"], ["digits.py", "runs"], ["runs/first"], ["init", "check", "up"]]
     assert flags == ["--optimizer.momentum"]
+
+
+def test_bash_offers_flags_of_places_that_it_breaks_or_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("digits.py", "my digits.py", "a=b.py"):
+        (tmp_path / name).write_text(Path(DIGITS).read_text())
+    url = "raytrain predict file : ///nowhere --fo"  # bash breaks words at colons and equal signs
+    places = ("~/digits.py", "$HOME/digits.py", "a = b.py")
+    found = offered(tmp_path, url, *(f"raytrain train {place} --optimizer.m" for place in places))
+    assert found == [["--folder"], *[["--optimizer.momentum"]] * 3]
+
+
+@pytest.mark.parametrize("place", ["my\\ digits.py", "'my digits.py'", '"my digits.py"', "my digits.py"])
+def test_flags_of_a_place_that_was_typed_with_quotes(capsys: Capture, tmp_path: Path, place: str) -> None:
+    (tmp_path / "my digits.py").write_text(Path(DIGITS).read_text())
+    with contextlib.chdir(tmp_path):
+        assert "--optimizer.momentum" in succeeds(capsys, "completion", "flags", "train", place).split()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
