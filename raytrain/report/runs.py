@@ -21,7 +21,11 @@ from raytrain.run.lock import held
 from raytrain.run.metrics_log import VALIDATED, read_metrics
 
 _SHORTEST = 8
-"""Columns that remain of a name, and of a metric, on a narrow terminal."""
+"""Columns that remain of a name, and of a metric's value and name, on a narrow terminal."""
+_NAME = 24
+"""Columns of a name for which other columns are left out."""
+_LEFT_OUT = (5, 2, 3)
+"""The table's columns that a narrow terminal goes without, the least important first: size, written, epochs/steps."""
 
 
 @dataclass(frozen=True)
@@ -141,23 +145,41 @@ def to_json(found: list[Found]) -> str:
 
 
 def show(found: list[Found], root: Path) -> None:
-    """Print one line for each, cut to the terminal's width."""
+    """Print one line for each, as wide as the terminal.
+
+    Where it is narrow, whole columns are left out before names are shortened: a number that is cut reads as another
+    one, and a name is what other commands take.
+    """
     if not found:
         print(f"no runs in {root}")
         return
     console = Console(highlight=False, soft_wrap=True)
     rows = [("name", "status", "written", "epochs/steps", "best", "size"), *map(_row, found)]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    if (room := columns(console)) is not None:
-        for place in (4, 0):
-            over = sum(widths) + 2 * (len(widths) - 1) - room
-            widths[place] -= max(0, min(over, widths[place] - _SHORTEST))
+    places = _fit(rows, widths, columns(console))
     for line, row in enumerate(rows):
-        cells = (
-            cell(text, width, left=place != 5) for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        text = Text("  ".join(cells)[:room].rstrip(), style="" if line else "bold")
-        console.print(text)
+        cells = (cell(row[place], widths[place], left=place != 5) for place in places)
+        console.print(Text("  ".join(cells).rstrip(), style="" if line else "bold"))
+
+
+def _fit(rows: list[tuple[str, ...]], widths: list[int], room: int | None) -> list[int]:
+    """Return the places of the columns that a terminal has room for, and narrow the widths of those that can be."""
+    places = list(range(len(widths)))
+    if room is None:
+        return places
+    number = max(cell_len(row[4].partition(" ")[0]) for row in rows)
+    best = min(widths[4], max(_SHORTEST, number + 2))  # the value whole, a space and the dots of a cut name
+
+    def over() -> int:
+        return max(0, sum(widths[place] + 2 for place in places) - 2 - room)
+
+    spare = widths[4] - best + max(0, widths[0] - _NAME)
+    for place in _LEFT_OUT:
+        if over() > spare:
+            places.remove(place)
+    widths[4] = max(best, widths[4] - over())
+    widths[0] -= min(over(), max(0, widths[0] - _SHORTEST))
+    return places
 
 
 def _row(one: Found) -> tuple[str, ...]:

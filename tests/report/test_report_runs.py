@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -108,6 +109,21 @@ def test_lines_fit_80_columns(root: Path, capsys: Capture, monkeypatch: pytest.M
     lines = succeeds(capsys, "runs", root).splitlines()
     assert len(lines) == 4 and max(map(len, lines)) <= 80 and lines[0].startswith("name")
     assert any("0.9" in line and "completed" in line and "3/69" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", range(45, 90, 5))
+def test_a_narrow_terminal_cuts_no_number(
+    root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    (root / "good").rename(root / "a-run-of-20-columns")
+    whole = [re.split(r"  +", line) for line in succeeds(capsys, "runs", root).splitlines()]
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [re.split(r"  +", line) for line in succeeds(capsys, "runs", root).splitlines()]
+    assert all(len("  ".join(line)) <= width for line in lines) and lines[0][:2] == ["name", "status"]
+    for line, full in zip(lines, whole, strict=True):
+        assert all(one in full or one.endswith("…") for one in line)
+        assert line[0] == full[0]  # what other commands take
+    assert "best" in lines[0] and any(one.startswith("0.9") for line in lines for one in line)
 
 
 def test_an_empty_folder_and_a_missing_one(tmp_path: Path, capsys: Capture) -> None:
