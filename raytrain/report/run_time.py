@@ -137,8 +137,8 @@ def _for_validation(fields: Mapping[str, Any], fewer: int) -> str:
     if steps := fields.get("validate_every_steps"):
         return f"validate less often with --validate_every_steps {steps * fewer}"
     found = ["validate fewer samples"]
-    if "data.val_fraction" in fields:
-        found[0] += " with a smaller --data.val_fraction"
+    if "data.val_fraction" in fields:  # it has no effect on data that brings a split, which the record does not tell
+        found[0] += " (a smaller --data.val_fraction, unless the data has a split of its own)"
     return ", or ".join([*found, "make epochs longer with --sampler.count"])
 
 

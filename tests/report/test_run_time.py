@@ -32,6 +32,7 @@ SPARSE = replace(BASE, validate_every_steps=50)
         ("exchange", replace(BASE, parallel=DDP(reduction="torch")), "--parallel.compression bf16"),
         ("checkpoint", OFTEN, "--checkpoint.every_steps 190"),
         ("validation", SPARSE, "--validate_every_steps 950"),
+        ("validation", replace(BASE, data=ImageFolder("photos")), "unless the data has a split of its own"),
         ("hooks", BASE, "hooks"),
     ],
 )
