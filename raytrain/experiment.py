@@ -189,7 +189,8 @@ class Experiment:
     time, and BatchNorm's statistics follow the data from the beginning."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the weights, such as 0.999 for about the last thousand steps. The
-    average is validated, kept and exported. BatchNorm's statistics are not averaged."""
+    average begins with the weights after the first step; it is validated, kept and exported. BatchNorm's statistics are
+    not averaged."""
     swa_start_epoch: int | None = None
     """First epoch, counted from 1, of an equal average of the weights at the ends of epochs (SWA). From there on the
     average is validated, kept and exported, with averaged statistics of BatchNorm."""

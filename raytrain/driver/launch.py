@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from raytrain import errors
-from raytrain.checkpoint import location, mapped, remote
+from raytrain.checkpoint import layout, location, mapped, remote
 from raytrain.data.blocks import Bad
 from raytrain.driver import plan_lines, supervise
 from raytrain.driver.interrupts import Interrupts
@@ -58,10 +58,18 @@ def prepare(
     return job, found, skipped
 
 
+def rows_before(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of metrics.jsonl up to the newest checkpoint, since the steps after it are done again, and the
+    file's bytes."""
+    rows, size = read_metrics(path / "metrics.jsonl")
+    newest = (layout.step_of(remote.newest(path)) or 0) if rows else 0
+    return [row for row in rows if row.get("step", 0) <= newest], size
+
+
 def follow(run: Run, job: Job, planned: Plan, session: Session, observer: Logger, interrupts: Interrupts) -> None:
     """Train, in the workers or here, while the observer gets the rows of metrics.jsonl."""
     path = run.path
-    before, offset = read_metrics(path / "metrics.jsonl")
+    before, offset = rows_before(path)
     observer.start(planned.info(run, before), Held())
     tail = Tail(path / "metrics.jsonl", offset, observer)
     with remote.followed(path, observer.note):

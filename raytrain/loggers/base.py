@@ -21,7 +21,7 @@ class RunInfo:
         experiment: the `raytrain.Experiment`; None for a sweep.
         steps_per_epoch: optimizer steps of an epoch.
         samples: training samples of an epoch.
-        earlier: the rows of metrics.jsonl when the command began: those of a resumed run so far.
+        earlier: the rows of metrics.jsonl when the command began: those of a resumed run up to its newest checkpoint.
         sweep: the name of the sweep that the run is a trial of.
     """
 

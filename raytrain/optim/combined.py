@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from raytrain import errors
 from raytrain.config import above, check
-from raytrain.optim.schedules import Constant, History, Schedule, milestone_rule, warm_throughout
+from raytrain.optim.schedules import Constant, History, Schedule, counted, milestone_rule, warm_throughout
 
 
 @dataclass(frozen=True)
@@ -77,4 +77,4 @@ class SequentialLR(Schedule):
         if not self.milestones or self.milestones[-1] < epochs:
             return []
         last, start = type(self.schedules[-1]).__name__, self.milestones[-1]
-        return [f"{last} never begins: its milestone is {start:g} epochs, and training ends after {epochs:.3g}"]
+        return [f"{last} never begins: its milestone is {counted(start)}, and training ends after {epochs:.3g}"]

@@ -253,7 +253,12 @@ def warm_throughout(warmup: float, epochs: float) -> list[str]:
     """Return a line for the plan if a warm-up of so many epochs does not end before the run."""
     if warmup < epochs:
         return []
-    return [f"the learning rate rises to the end: the warm-up takes {warmup:g} epochs, and training {epochs:.3g}"]
+    return [f"the learning rate rises to the end: the warm-up takes {counted(warmup)}, and training {epochs:.3g}"]
+
+
+def counted(epochs: float) -> str:
+    """Return a number of epochs for people."""
+    return f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
 
 
 def _share(step: int, steps_per_epoch: int, epochs: float) -> float:

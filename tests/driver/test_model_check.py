@@ -210,7 +210,10 @@ def test_what_counts_epochs_knows_a_run_in_steps() -> None:
     [
         (Cosine(warmup_epochs=2.5), "the learning rate rises to the end: the warm-up takes 2.5 epochs, and training 2"),
         (WarmUp(StepLR(), epochs=2), "the learning rate rises to the end: the warm-up takes 2 epochs, and training 2"),
-        (WarmUp(Cosine(warmup_epochs=1), epochs=1), "the learning rate rises to the end: the warm-up takes 1 epochs"),
+        (
+            WarmUp(Cosine(warmup_epochs=1), epochs=1),
+            "the learning rate rises to the end: the warm-up takes 1 epoch, and",
+        ),
         (SequentialLR((StepLR(), Cosine()), (2,)), "Cosine never begins: its milestone is 2 epochs, and training ends"),
         (Cosine(warmup_epochs=1), ""),
         (WarmUp(StepLR(), epochs=1.5), ""),
