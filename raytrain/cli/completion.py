@@ -29,8 +29,12 @@ def completion(shell: str, words: list[str]) -> None:
 
 def _first(command: Command) -> list[str]:
     """Return what the first argument may be: kinds of places in capitals, and words to type."""
-    starts = [way.removeprefix("[").split()[0].rstrip("]") for way in command.usage.split(" | ")]
-    return [one for start in starts for one in start.split("|") if not start.startswith("-")]
+    return [one for start in _starts(command) for one in start.split("|") if not start.startswith("-")]
+
+
+def _starts(command: Command) -> list[str]:
+    """Return the first word of each way to use a command."""
+    return [way.removeprefix("[").split()[0].rstrip("]") for way in command.usage.split(" | ")]
 
 
 def _taking(kinds: tuple[str, ...]) -> list[str]:
@@ -54,7 +58,7 @@ def _flags(words: list[str]) -> list[str]:
         return []
     name, argument = words[0], [_meant(word) for word in words[1:2] if not word.startswith("-")]
     if not argument and set(_first(COMMANDS[name])) & {*_FILES, "RUN", "FOLDER"}:
-        return ["--help"]
+        return [*(one for one in _starts(COMMANDS[name]) if one.startswith("-") and words[1:2] != [one]), "--help"]
     said, columns = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
     try:

@@ -47,10 +47,10 @@ def test_bash_completes_commands_files_folders_words_and_flags(tmp_path: Path) -
     (tmp_path / "data.bin").touch()
     (tmp_path / "runs" / "first").mkdir(parents=True)
     lines = ("raytrain ", "raytrain tr", "raytrain train ", "raytrain resume runs/", "raytrain cluster ")
-    *found, flags = offered(tmp_path, *lines, "raytrain train digits.py --optimizer.m")
+    *found, other, flags = offered(tmp_path, *lines, "raytrain sweep --", "raytrain train digits.py --optimizer.m")
     assert found[0] == [*COMMANDS, "--help", "--version"]
     assert found[1:] == [["train"], ["digits.py", "runs"], ["runs/first"], ["init", "check", "up"]]
-    assert flags == ["--optimizer.momentum"]
+    assert other == ["--precision_and_batch", "--help"] and flags == ["--optimizer.momentum"]
 
 
 def test_bash_offers_flags_of_places_that_it_breaks_or_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
