@@ -129,7 +129,11 @@ def test_json_is_alone_where_the_experiment_file_prints(
 
 @pytest.mark.parametrize(
     ("command", "worker", "name"),
-    [("evaluate", inference, "evaluate"), ("batch", micro_batch_trials, "find"), ("data", data, "describe")],
+    [
+        ("evaluate", inference, "evaluate"),
+        pytest.param("batch", micro_batch_trials, "find", marks=pytest.mark.slow),
+        ("data", data, "describe"),
+    ],
 )
 def test_json_is_alone_where_code_of_a_run_or_an_experiment_prints(
     monkeypatch: pytest.MonkeyPatch,

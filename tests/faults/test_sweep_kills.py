@@ -39,6 +39,7 @@ def test_a_sweep_killed_twice_is_the_undisturbed_one_bit_for_bit(tmp_path: Path,
     assert outcome(story.sweep) == outcome(whole[0])
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_half_done_is_made_whole(tmp_path: Path, short: Path) -> None:
     sweep = Path(shutil.copytree(short, tmp_path / "cut"))
     best, other, *_ = sorted(range(8), key=lambda n: load(sweep / "sweep.json")["trials"][n]["objective"][0])
@@ -64,6 +65,7 @@ def test_what_a_kill_leaves_half_done_is_made_whole(tmp_path: Path, short: Path)
     assert load(record.folder(sweep, fresh) / "trial.json")["attempts"] == 1
 
 
+@pytest.mark.slow
 def test_kill_after_the_last_trial_leaves_only_the_end_to_do(tmp_path: Path, short: Path) -> None:
     sweep = Path(shutil.copytree(short, tmp_path / "cut"))
     loser = next(n for n in range(8) if not (record.folder(sweep, n) / "checkpoints").exists())

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 BASE = Experiment(model=MLP(hidden=(16,)), data=Digits(), optimizer=SGD(momentum=0.9), epochs=1, seed=3)
 
 
+@pytest.mark.slow
 def test_repeats_rank_by_their_mean_and_best_json_is_the_best_repeat(tmp_path: Path) -> None:
     sweep = Sweep(BASE, (Grid("optimizer.lr", (0.001, 0.05)),), repeats=3, concurrent=1)
     found = raytrain.sweep(sweep, out=str(tmp_path), name="sweep", quiet=True)

@@ -97,6 +97,7 @@ def outcomes(found: SweepRun) -> list[Any]:
     return [found.answer["best"], [{name: trial.get(name) for name in names} for trial in found.trials]]
 
 
+@pytest.mark.slow
 def test_tune_s_parts_work_together_and_go_on_after_a_kill(tmp_path: Path) -> None:
     file, heard = tmp_path / "parts.py", tmp_path / "heard"
     heard.mkdir()

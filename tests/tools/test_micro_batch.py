@@ -231,9 +231,9 @@ def processes(*marks: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130)]
-    + [pytest.param(*one, marks=pytest.mark.slow) for one in ((signal.SIGTERM, 143), (signal.SIGKILL, -9))],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
 )
+@pytest.mark.slow
 def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals, status: int) -> None:
     """Not even one that waits for another for ever."""
     own(tmp_path, act="import time; time.sleep(600 if here() else 0)", rank_one=True)
