@@ -225,7 +225,7 @@ def test_fsdp_is_killed_resumes_on_other_numbers_of_workers_and_exports(fresh: R
 CASES = [
     pytest.param(VIT, FSDP(), 2, 1 / 1.1, id="fsdp"),
     pytest.param(DEEP, Pipeline(), 2, 1 / 1.2, id="pipeline"),
-    pytest.param(DEEP, ModelParallel(), 1, 1.2, id="model parallel"),
+    pytest.param(DEEP, ModelParallel(), 1, 1.2, id="model parallel", marks=pytest.mark.slow),
     pytest.param(LARGE, Pipeline(), 2, 1 / 1.2, id="pipeline, large", marks=pytest.mark.slow),
     pytest.param(LARGE, TensorParallel(), 2, 1 / 1.2, id="tensor, large", marks=pytest.mark.slow),
     pytest.param(LARGE, ModelParallel(), 1, 1.1, id="model parallel, large", marks=pytest.mark.slow),

@@ -254,6 +254,7 @@ def test_it_begins_with_the_weights_that_training_begins_with() -> None:
     np.testing.assert_allclose(found.loss, math.log(10), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_suggestion_undoes_lr_scaling(capsys: Capture, tmp_path: Path) -> None:
     """The test itself, whose steps have the same batch, is the same."""
     flags, out = ("--steps", "30", "--batch_size", "128"), tmp_path / "lr.png"
