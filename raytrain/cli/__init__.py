@@ -13,8 +13,8 @@ from raytrain.checkpoint import location
 from raytrain.cli.commands import COMMANDS, read
 from raytrain.cli.flags.arguments import wrapped
 from raytrain.driver import limits
-from raytrain.driver.endings import Interrupted, RunFailed, advice, near
-from raytrain.driver.interrupts import asked, status_after, unwinding
+from raytrain.driver.endings import Interrupted, RunFailed, advice, near, way_on
+from raytrain.driver.interrupts import asked, left, status_after, unwinding
 from raytrain.driver.session import leave
 from raytrain.report import failure
 from raytrain.report.output import Refused, aside_where, guard_standard_streams
@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
         number = asked(error)
         if not number:
             raise
-        print("interrupted", file=sys.stderr)
+        print(f"interrupted; {way_on(path)}" if (path := left()) else "interrupted", file=sys.stderr)
         return status_after(128 + number)
 
 

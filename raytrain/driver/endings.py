@@ -19,8 +19,13 @@ def advice(path: Path) -> str:
     """
     found = copies.read(path)
     file = found.experiment.origin if found and found.experiment else "FILE"
+    return way_on(path, "--experiment", near(file))
+
+
+def way_on(path: Path, *arguments: str) -> str:
+    """Return how a run or a sweep goes on, for a message."""
     run = location.url_of(path) or near(str(path))
-    return f"go on with {errors.command('resume', run, '--experiment', near(file))}"
+    return f"go on with {errors.command('resume', run, *arguments)}"
 
 
 def near(file: str) -> str:
@@ -40,8 +45,7 @@ class Interrupted(Exception):
     """
 
     def __init__(self, path: Path, signal_number: int):
-        where = location.url_of(path) or near(str(path))
-        super().__init__(f"interrupted by signal {signal_number}; go on with {errors.command('resume', where)}")
+        super().__init__(f"interrupted by signal {signal_number}; {way_on(path)}")
         self.path, self.signal = path, signal_number
 
 

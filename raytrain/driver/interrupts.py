@@ -27,6 +27,8 @@ drawn = [1]
 """Lines of the terminal that the live display takes; the cursor is in the last one."""
 _asked: list[int] = []
 """The signals that unwind the command."""
+_left: list[Path] = []
+"""The run or sweep that a second signal leaves as it is."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -53,7 +55,7 @@ def unwinding() -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, _unwind) for number in numbers()}
-    del _asked[:], _came[:]
+    del _asked[:], _came[:], _left[:]
     try:
         yield
     finally:
@@ -66,6 +68,11 @@ def asked(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "signal", signal.SIGINT)
     return _asked[0] if _asked else 0
+
+
+def left() -> Path | None:
+    """Return the directory of the run or sweep that a second signal has left as it is, if there is one."""
+    return _left[0] if _left else None
 
 
 @contextlib.contextmanager
@@ -182,6 +189,8 @@ class Interrupts:
             _detach()
             if again:
                 return
+        if again and self.saves:
+            _left.append(self.path)
         if again and self._before.get(number) is _unwind:
             _unwind(number, None)
         if again:

@@ -137,8 +137,10 @@ def test_second_sighup_is_ignored_and_second_sigint_ends(tmp_path: Path) -> None
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
         assert asked.signal == signal.SIGHUP and (tmp_path / "stop").exists()
+        assert interrupts.left() is None
         with pytest.raises(interrupts.Stopped):
             signal.raise_signal(signal.SIGINT)
+        assert interrupts.left() == tmp_path
         assert not interrupts.ends_at_once(), "a program that imports the package goes on, with Ray's shutdown"
 
 
@@ -188,7 +190,7 @@ def test_failure_after_a_signal_keeps_the_signals_status(
     assert cli.run(["train"]) == status
     said = capfd.readouterr().err
     if len(signals) == 2:
-        assert said == "interrupted\n"
+        assert said == f"interrupted; go on with `raytrain resume {tmp_path}`\n"
     elif not isinstance(failure, SystemExit):
         assert said.startswith("error: ") and said.count("\n") == 1
 

@@ -90,6 +90,7 @@ def test_second_signal_ends_the_run_at_once(tmp_path: Path, experiments: Path, s
     process.send_signal(signal.SIGINT)
     _, complaints = process.communicate(timeout=10)
     assert process.returncode == 130 and "Traceback" not in complaints, complaints
+    assert f"interrupted; go on with `raytrain resume {tmp_path / 'run'}`" in complaints
     assert_gone(processes)
 
 
