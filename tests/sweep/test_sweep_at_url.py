@@ -144,6 +144,12 @@ def test_a_sweep_at_a_url_is_planned_and_its_name_is_taken(s3: str, tmp_path: Pa
     assert "a run of that name exists" in fails(capsys, "sweep", file, "--out", out, "--name", "new")
 
 
+@pytest.mark.usefixtures("without_ray")
+def test_a_url_without_a_sweep_is_named_as_it_was_given(s3: str, capsys) -> None:  # type: ignore[no-untyped-def]
+    said = fails(capsys, "sweep", f"{s3}/sweeps/none")
+    assert f"no sweep there (it has no sweep.json), {s3}/sweeps/none; give a folder" in said
+
+
 def test_what_storage_has_refused_stays_in_the_mirror(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url, said, write = f"{s3}/sweeps/unsent", list[str](), Storage.write
     path = sweep(url, {0: "running"})

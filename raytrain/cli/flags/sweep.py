@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from raytrain import config, errors
+from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.loggers import with_loggers
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
@@ -88,6 +89,8 @@ def folds(arguments: list[str]) -> tuple[Path, Sweep, Options, Path | None] | No
 def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tuple[Sweep, AnyOptions, Path | None]:
     """Read the sweep, which is the first argument, and its flags."""
     path = arguments[0]
+    if is_url(path):  # of a sweep there, the directory on this machine that has its files comes in its place
+        raise errors.not_a_sweep(path)
     value, source = sweeps.load(path)
     for axis in value.axes:
         if take(arguments[1:], f"--{axis.path}")[0]:
