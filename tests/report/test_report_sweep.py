@@ -555,6 +555,16 @@ def test_the_live_table_is_never_larger_than_the_terminal(count: int, width: int
         assert lines[-1] == "stopping ..."
 
 
+def test_trials_that_wait_or_were_interrupted_have_not_ended() -> None:
+    content = searched(5, fail=False)
+    statuses = ("running", "paused", "interrupted", "pending", "completed")
+    for record, status in zip(content["trials"], statuses, strict=True):
+        record["status"] = status
+    console = terminal(120, 24)
+    console.print(sweep._View(Results.of(content), 92.0, "", True, 8))
+    assert said(console).startswith("1 of 8 trials ended, 1 running, 1:32")
+
+
 def test_narrow_terminal_leaves_columns_out_and_says_which() -> None:
     console = terminal(width=64)
     sweep.Table(console).finish(RunInfo(Path("s"), str(Path("s"))), searched(4, fail=False))
