@@ -42,7 +42,7 @@ class Table(Logger):
         self.console = console or terminal(lasting=True)
         self._live: Live | None = None
         self._view = _View()
-        self._said: set[tuple[int, int | None]] = set()
+        self._said: set[tuple[int, int | None]] | None = None
         self._known: Known = {}
         self._due = 0.0
 
@@ -77,6 +77,8 @@ class Table(Logger):
             self._show(_View(Results.of(answer, self._known), elapsed, status, begun, count or 0))
             self._due = time.monotonic() + (time.monotonic() - shown) / _DRAWING
             return
+        if self._said is None:  # what an earlier command has left under way goes on now
+            self._said = {_said(record) for record in records if record["status"] == "interrupted"}
         new = [
             place
             for place, record in enumerate(records)

@@ -616,6 +616,17 @@ def test_without_a_terminal_each_trial_is_one_line() -> None:
     ]
 
 
+def test_a_resumed_sweep_says_nothing_of_trials_that_go_on() -> None:
+    console = log_file()
+    table = sweep.Table(console)
+    done = trial(0, {"lr": 0.1}, 0.5)
+    left = trial(1, {"lr": 0.2}, 0.4, status="interrupted", attempts=1)
+    for status, attempts in (("interrupted", 1), ("running", 2), ("interrupted", 2)):  # then Ctrl-C again
+        table.trials([done, left | {"status": status, "attempts": attempts}], ACCURACY, 1.0)
+    said_lines = [" ".join(line.split()[:3]) for line in said(console).splitlines()]
+    assert said_lines == ["trial 0 completed:", "trial 1 interrupted:"]
+
+
 def test_trials_that_are_counted_in_steps_show_steps() -> None:
     short = [trial(n, {"lr": n / 10}, 0.5, epochs=0, of_epochs=None, steps=7 + n, of_steps=1_500_000) for n in range(2)]
     console, logged = terminal(), log_file()
