@@ -143,7 +143,7 @@ def slices(results: Results, axis: Axis, place: int) -> list[Slice]:
     for one in members.values():
         at = sorted(at for at, _ in one)
         mean = mean_of([value for _, value in one], results.confidence)
-        found.append(Slice(at[len(at) // 2], at[0], at[-1], mean))
+        found.append(Slice(statistics.median(at), at[0], at[-1], mean))
     return sorted(found, key=lambda one: one.at)
 
 

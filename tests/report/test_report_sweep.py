@@ -352,6 +352,13 @@ def test_slices_of_many_numbers_are_groups_of_equal_size() -> None:
     assert max(found, key=lambda one: one.mean.mean).low < 0.01 < max(found, key=lambda one: one.mean.mean).high * 3
 
 
+def test_mean_of_an_even_group_stands_in_the_middle_of_its_values() -> None:
+    records = [trial(n, {"lr": lr}, 0.5 + n / 10) for n, lr in enumerate((0.02, 0.04, 0.06, 0.1))]
+    results = Results.of(answer(records, [{"path": "lr", "low": 0.01, "high": 0.2, "class": "m:Uniform"}]))
+    found = [(one.at, one.mean.mean) for one in slices(results, results.axes[0], 0)]
+    assert found == [pytest.approx((0.03, 0.55)), pytest.approx((0.08, 0.75))]
+
+
 def test_equal_values_are_at_one_place_and_absent_ones_below() -> None:
     axes = [
         {"class": "m:Choice", "path": "optimizer", "values": ["SGD", "AdamW"]},
