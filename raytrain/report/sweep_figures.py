@@ -137,7 +137,9 @@ def slices(results: Results, axis: Axis, place: int) -> list[Slice]:
     if not known:
         return []
     members: dict[int, list[tuple[float, float]]] = {}
-    for group, (_, at, value) in zip(grouped([at for _, at, _ in known]), known, strict=True):
+    places = [at for _, at, _ in known]
+    groups = grouped(places) if axis.levels is None else places  # choices stay apart, however few trials each has
+    for group, (_, at, value) in zip(groups, known, strict=True):
         members.setdefault(int(group), []).append((at, value))
     found = []
     for one in members.values():

@@ -359,6 +359,14 @@ def test_mean_of_an_even_group_stands_in_the_middle_of_its_values() -> None:
     assert found == [pytest.approx((0.03, 0.55)), pytest.approx((0.08, 0.75))]
 
 
+def test_means_of_choices_that_came_once_stay_apart() -> None:
+    axes = [{"path": "clip_norm", "values": [0.5, 1.0, 2.0], "class": "m:Choice"}]
+    records = [trial(n, {"clip_norm": norm}, 0.5 + n / 10) for n, norm in enumerate((0.5, 0.5, 1.0, 2.0))]
+    results = Results.of(answer(records, axes))
+    found = [(one.at, one.mean.n, one.mean.mean) for one in slices(results, results.axes[0], 0)]
+    assert found == [pytest.approx((0, 2, 0.55)), pytest.approx((1, 1, 0.7)), pytest.approx((2, 1, 0.8))]
+
+
 def test_equal_values_are_at_one_place_and_absent_ones_below() -> None:
     axes = [
         {"class": "m:Choice", "path": "optimizer", "values": ["SGD", "AdamW"]},
