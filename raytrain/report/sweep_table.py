@@ -11,7 +11,8 @@ from rich.text import Text
 from raytrain import errors
 from raytrain.report import trials as read
 from raytrain.report.console import clock
-from raytrain.report.trials import ENDED_WELL, UNITS, WITHOUT_RESULT, Results, Trial, apart, cut, figure, number
+from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, apart, cut, figure, number
+from raytrain.sweep import record
 from raytrain.sweep.constraint import figure_of
 from raytrain.sweep.objective import of_machine
 
@@ -22,7 +23,7 @@ _STYLES = {"running": "cyan", "completed": "", "stopped": "yellow", "pending": "
 def headline(results: Results, elapsed: float, count: int) -> str:
     """Return how far a sweep of so many trials has come, after so many seconds."""
     statuses = [trial.status for trial in results.trials]
-    ended = sum(status in (*ENDED_WELL, *WITHOUT_RESULT) for status in statuses)  # others are paused or interrupted
+    ended = sum(status in record.ENDED for status in statuses)  # others are paused or interrupted
     parts = [
         f"{ended} of {max(count, len(results.trials))} trials ended",
         f"{statuses.count('running')} running",

@@ -109,6 +109,7 @@ def resume(
         Interrupted: it was asked to stop.
         RunFailed: no trial could be run.
     """
+    where = location.url_of(path) or path
     with Lock(path):
         kept = load(path)[0]
         before, now = to_dict(kept), to_dict(value)
@@ -118,7 +119,7 @@ def resume(
         if changed:
             raise errors.UserError(
                 f"a resumed sweep cannot change {errors.listed(changed)}",
-                path,
+                where,
                 "start a new sweep for that (trials, budget_seconds, concurrent, timeout_seconds, "
                 "retries, keep, confidence can change)",
             )
@@ -126,7 +127,7 @@ def resume(
         if begun and max(begun) >= value.configurations:
             what = f"{max(begun) + 1} {'configurations' if value.repeats > 1 else 'trials'} have begun"
             what += f" and {value.configurations} are asked for"
-            raise errors.UserError(what, path, f"use --trials {max(begun) + 1} or more")
+            raise errors.UserError(what, where, f"use --trials {max(begun) + 1} or more")
         with Session(options.address, options.verbose) as session:
             planned = make(value, session.resources, path)
             _check_data(path, planned)

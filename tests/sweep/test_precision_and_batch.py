@@ -168,6 +168,7 @@ def test_single_trials_recommend_the_best_and_other_sweeps_nothing(tmp_path: Pat
         (["FILE", "--precision_and_batch", "--precision", "bf16"], "--precision is what the command varies"),
         (["--precision_and_batch", "FILE", "--micro_batch_size", "8"], "--micro_batch_size is what the command varies"),
         (["--precision_and_batch", "FILE", "--trial_epoch", "2"], "did you mean --trial_epochs?"),
+        (["--precision_and_batch", "FILE", "--trial_epochs", "0"], "trial_epochs must be at least 1, got 0"),
         (["--precision_and_batch", "FILE", "--constraints", "memory < 3"], "no run reports 'memory'"),
         (["--precision_and_batch", "FILE", "--profile"], "--profile is for a run, not for a sweep"),
         (["--precision_and_batch", "SWEEP"], "this file defines a sweep and no experiment"),

@@ -60,7 +60,7 @@ def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
         ),
         (["train", DIGITS, "epochs=3"], "unexpected argument 'epochs=3'; did you mean --epochs 3? "),
         (["train", DIGITS, "--optimizer", "adam"], "where it is SGD; write `optimizer=Adam(...)` there; SGD's fields"),
-        (["train", DIGITS, "--optimizer=Adam"], "--optimizer takes no value: its class is chosen in the experiment's"),
+        (["train", DIGITS, "--optimizer=Adam"], "--optimizer takes no value: its class is chosen in the file, where"),
         (["train", DIGITS, "--model", "x"], "write `model=CNN(...)` there (or MLP, SimpleModel, Timm, TorchModel, T"),
         (["train", FINETUNE, "--model", "vit"], "--model takes no value; did you mean --model.name vit?"),
         (["train", DIGITS, "--parallel", "fsdp"], "did you mean --parallel.strategy fsdp?"),

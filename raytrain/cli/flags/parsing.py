@@ -155,7 +155,7 @@ def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> error
     """Return the error for a value given to a part of an experiment, as in `--optimizer Adam`. The file chooses the
     class; only the fields of a part have flags."""
     if isinstance(parts[path], tuple):
-        how = f"write `{path}=(...,)` in the experiment's file; the fields of each have flags, --{path}.0.NAME"
+        how = f"write `{path}=(...,)` in the file; the fields of each have flags, --{path}.0.NAME"
         return errors.UserError(f"--{path} takes no value", "", how)
     kind, base = type(parts[path]), type(parts[path]).__mro__[-2]
     fields = [one for one in parts if one.startswith(f"{path}.")]
@@ -170,7 +170,7 @@ def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> error
     others = "" if chosen else f" (or {', '.join(classes[1:])}, or a class of your own)"
     has = f"; {kind.__name__}'s fields have flags: {flags}" if fields else ""
     return errors.UserError(
-        f"{what}: its class is chosen in the experiment's file",
+        f"{what}: its class is chosen in the file",
         f"where it is {kind.__name__}",
         f"write `{path}={chosen or classes[0]}(...)` there{others}{has}",
     )

@@ -100,6 +100,8 @@ def parse_on(
     if options.profile:
         how = "profile the experiment with `raytrain profile EXPERIMENT`"
         raise errors.UserError("--profile is for a run, not for a sweep", "", how)
+    if epochs < 1:
+        raise errors.UserError(f"trial_epochs must be at least 1, got {epochs}", "", "give --trial_epochs 1 or more")
     value, gpus = with_loggers(value, options.log), value.scaling.gpus_per_worker
     on_gpus = have_gpus(options) if gpus is None else gpus > 0
     return precision_and_batch(value, on_gpus, epochs, samples, concurrent=1, **fields), options, source
