@@ -14,6 +14,9 @@ from raytrain.tasks.metrics import PerSample
 
 __all__ = ["PerSample"]
 
+_OF_CLASSES = "torchmetrics.classification."
+"""The modules of metrics that compare with classes."""
+
 
 def count(number: float) -> torch.Tensor:
     """Return a number as a tensor on the CPU."""
@@ -148,8 +151,11 @@ def measured(metric: Any, outputs: np.ndarray, target: np.ndarray) -> float | No
     Args:
         outputs, target: of all samples, [n, ...].
     """
+    wanted = torch.from_numpy(target)
+    if wanted.is_floating_point() and any(kind.__module__.startswith(_OF_CLASSES) for kind in type(metric).__mro__):
+        wanted = (wanted > 0.5).long()  # several labels are floats, which many of these metrics refuse
     with torch.inference_mode(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as those of a class without samples, in the plan's try
-        metric.update(torch.from_numpy(outputs), torch.from_numpy(target))
+        metric.update(torch.from_numpy(outputs), wanted)
         value = metric.compute()
     return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else None

@@ -27,8 +27,9 @@ class TorchMetric(Wrapped, Metric):
 
     The first argument is a class derived from `torchmetrics.Metric`, or a function of your own that returns a metric.
     All its other arguments are given by name and become fields. An argument `num_classes` or `num_labels` that is not
-    given is the size of the second axis of the model's outputs. The metric gets the outputs and targets of all samples
-    at once, so that its value has the same bits on any number of workers: they take memory on every rank.
+    given is the size of the second axis of the model's outputs. Metrics of torchmetrics.classification get targets of
+    several labels as int64. The metric gets the outputs and targets of all samples at once, so that its value has the
+    same bits on any number of workers: they take memory on every rank.
     """
 
     column: str = dataclasses.field(default="", kw_only=True)

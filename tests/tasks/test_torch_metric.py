@@ -22,6 +22,7 @@ from raytrain import (
     Classification,
     Digits,
     Experiment,
+    MultiLabel,
     Regression,
     Run,
     Supervised,
@@ -73,6 +74,24 @@ def test_values_are_torchmetrics_over_all_samples(kind: type, arguments: dict) -
     task = Classification(metrics=(TorchMetric(kind, **arguments),))
     assert measured(task, whole)[name] == pytest.approx(expected, abs=1e-6)
     assert task.declared()[f"val_{name}"] == ("min" if kind is classification.MulticlassHingeLoss else "max")
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (classification.MultilabelAUROC, {"average": "weighted"}),
+        (classification.MultilabelAveragePrecision, {}),
+        (classification.MultilabelMatthewsCorrCoef, {}),
+        (torchmetrics.AUROC, {"task": "multilabel"}),
+    ],
+)
+def test_several_labels_have_metrics_of_torchmetrics_too(kind: type, arguments: dict) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(250, 4, generator=generator), torch.randint(0, 2, (250, 4), generator=generator)
+    task = MultiLabel(metrics=(metric := TorchMetric(kind, **arguments, direction="max"),))
+    (name,) = metric.declared()
+    found = measured(task, Batch({"x": logits, "y": labels.to(torch.uint8)}, np.arange(250)))
+    assert found[name] == pytest.approx(kind(num_labels=4, **arguments)(logits, labels).item(), abs=1e-6)
 
 
 def test_a_regression_has_metrics_of_torchmetrics_too() -> None:
