@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from raytrain import errors
-from raytrain.user_code import sources, wrappers
+from raytrain.user_code import parts, sources, wrappers
 from raytrain.user_code.json_types import fits
 from raytrain.user_code.sources import EXPERIMENT_MODULE
 
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]
+
+_LONGEST = 60
+"""Characters of a tuple that a message proposes."""
 
 
 def above(low: float) -> Rule:
@@ -59,7 +62,7 @@ def check(config: Any, **rules: Rule) -> None:
     for field in dataclasses.fields(config):
         value, hint = getattr(config, field.name), hints[field.name]
         if not fits(value, hint):
-            raise _wrong_type(field.name, value, _describe(hint), where)
+            raise _wrong_type(field.name, value, _describe(hint), where, _written(field.name, value, hint))
         if field.name in rules and value is not None:
             holds, allowed = rules[field.name]
             if not holds(value):
@@ -333,8 +336,22 @@ def _describe(hint: Any) -> str:
         return {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}[hint]
     if hint is type(None):
         return "None"
+    if hint is Any:
+        return "any value"
     return f"a {getattr(hint, '__name__', hint)}"
 
 
-def _wrong_type(field: str, value: object, expected: str, where: object) -> errors.UserError:
-    return errors.UserError(f"{field} = {value!r} is of the wrong type", f"in {where}", f"give {expected}")
+def _written(field: str, value: object, hint: Any) -> str:
+    """Return what to write for a tuple: the values of a list, one value alone, or parts such as metrics; nothing for
+    other fields, and where the values do not suit it."""
+    if typing.get_origin(hint) is not tuple:
+        return ""
+    made = tuple(value) if isinstance(value, list) else (value,)
+    part, *_ = typing.get_args(hint) or (None,)
+    if dataclasses.is_dataclass(part) and made:
+        return parts.for_tuple(field, value, cast(type, part))
+    return f"write {field}={made!r}" if fits(made, hint) and len(repr(made)) <= _LONGEST else ""
+
+
+def _wrong_type(field: str, value: object, expected: str, where: object, how: str = "") -> errors.UserError:
+    return errors.UserError(f"{field} = {value!r} is of the wrong type", f"in {where}", how or f"give {expected}")

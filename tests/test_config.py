@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import pkgutil
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -241,8 +242,17 @@ def test_a_missing_field_is_named() -> None:
     ],
 )
 def test_a_value_of_another_type_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="is of the wrong type, in Leaf; give"):
+    with pytest.raises(UserError, match=r"is of the wrong type, in Leaf; (give|write)"):
         Leaf(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "how"),
+    [([1, 2], "write many=(1, 2)"), (1, "write many=(1,)"), ([1, "2"], "give a tuple, each of its values a whole")],
+)
+def test_the_tuple_to_write_is_named_where_there_is_one(value: Any, how: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"is of the wrong type, in Leaf; {how}")):
+        Leaf(many=value)
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,27 @@ def check_parts(field: str, values: object, wanted: type, parts: Mapping[str, ty
     """Check a field that holds a tuple of parts; see `check_part`."""
     if not isinstance(values, tuple):
         what = f"{field} must be a tuple, got {_described(values)}"
-        name = type(values).__name__ if isinstance(values, wanted) else f"My{wanted.__name__}"
-        raise errors.UserError(what, "in Experiment", f"write {field}=({name}(...),)")
+        how = for_tuple(field, values, wanted) or f"write {field}=(My{wanted.__name__}(...),)"
+        raise errors.UserError(what, "in Experiment", how)
     for value in values:
         check_part(f"{field}[]", value, wanted, parts)
         check_methods(type(value), wanted)
+
+
+def for_tuple(field: str, values: object, base: type) -> str:
+    """Return what to write for a field that holds a tuple of parts, and was given something else; nothing if no part
+    is like it.
+
+    Args:
+        base: the class of the parts.
+    """
+    given = values if isinstance(values, tuple | list) else (values,)
+    value = next((one for one in given if not isinstance(one, base)), None if not given else given[0])
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, base):
+        return f"write {_set(f'{field}[]', f'{kind.__name__}(...)')}"
+    wrapped = _wrapped(value, base)
+    return f"write `from raytrain import {wrapped.partition('(')[0]}` and {_set(f'{field}[]', wrapped)}" * bool(wrapped)
 
 
 @cache

@@ -332,7 +332,9 @@ class Short(Median):
         ((MAE(),), r"MAE is for tasks with numbers as targets, and Classification has one label a sample"),
         ((Undeclared(),), r"Undeclared declares no value, in Undeclared \(.*test_metric.py:\d+\); write `directions ="),
         ((Sideways(),), r"the direction of 'my_f1' must be 'min' or 'max', got 'up', in Sideways"),
-        ((F1,), r"metrics = .* is of the wrong type, in Classification; give a tuple, each of its values a Metric"),
+        ((F1,), r"metrics = .* is of the wrong type, in Classification; write metrics=\(F1\(\.\.\.\),\)"),
+        (F1(), r"metrics = F1.* is of the wrong type, in Classification; write metrics=\(F1\(\.\.\.\),\)"),
+        (("f1",), r"metrics = .* is of the wrong type, in Classification; give a tuple, each of its values a Metric"),
     ],
 )
 def test_metrics_that_do_not_suit_a_task_are_refused(metrics: Any, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +127,14 @@ def test_direction_is_declared_and_never_guessed() -> None:
     assert measured(Classification(metrics=(found,)), whole)["f1_score"] == pytest.approx(expected, abs=1e-6)
     with pytest.raises(UserError, match=r"TorchMetric takes a class derived from torchmetrics\.Metric"):
         TorchMetric(nn.Linear)
+
+
+@pytest.mark.parametrize("metric", [classification.MulticlassFBetaScore, classification.MulticlassFBetaScore(2.0, 10)])
+def test_a_plain_metric_of_torchmetrics_is_to_be_wrapped(metric: Any) -> None:
+    with pytest.raises(UserError, match=r"wrong type.*write `from raytrain import TorchMetric` and ") as raised:
+        Classification(metrics=(metric,))
+    wanted = "metrics=(TorchMetric(torchmetrics.classification.MulticlassFBetaScore, beta=...),)"
+    assert str(raised.value).endswith(wanted)
 
 
 def test_a_run_monitors_it_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
