@@ -124,18 +124,14 @@ class Supervised(Task):
         """Return the mean loss and the values of all metrics.
 
         Raises:
-            UserError: a metric returns other names than it declares.
+            UserError: a metric returns other names than it declares, or what is no number.
         """
         found = super().results(sums)
         for number, metric in enumerate(self.metrics):
             prefix = _prefix(number)
             given = {name.removeprefix(prefix): value for name, value in sums.items() if name.startswith(prefix)}
             values: Any = metric.values(given)
-            names = metric.declared()
-            if not isinstance(values, dict) or values.keys() != names.keys():
-                got = ", ".join(map(repr, values)) if isinstance(values, dict) else type(values).__name__
-                what = f"values() must return {', '.join(map(repr, names))}, got {got or 'nothing'}"
-                raise errors.UserError(what, f"in {place(type(metric).values)}", "return the names of `directions`")
+            _check_values(metric, values)
             found |= values
         return found
 
@@ -194,6 +190,23 @@ def _check_tensors(metric: Metric, method: str, found: Any, length: int | None =
             how = "write `torch.tensor(...)` around numbers" if length is None else "return a row for each sample"
             what = f"{method}() must return a dict of tensors{shape}, got {got}"
             raise errors.UserError(what, f"in {place(getattr(type(metric), method))}", how)
+
+
+def _check_values(metric: Metric, values: Any) -> None:
+    """Check what a metric's `values` has returned.
+
+    Raises:
+        UserError: it is no dict of numbers by the declared names.
+    """
+    names, where = metric.declared(), f"in {place(type(metric).values)}"
+    if not isinstance(values, dict) or values.keys() != names.keys():
+        got = ", ".join(map(repr, values)) if isinstance(values, dict) else type(values).__name__
+        what = f"values() must return {', '.join(map(repr, names))}, got {got or 'nothing'}"
+        raise errors.UserError(what, where, "return the names of `directions`")
+    for name, value in values.items():
+        if not isinstance(value, int | float):
+            what = f"values() must return a dict of numbers, got {type(value).__name__} for {name!r}"
+            raise errors.UserError(what, where, f"write `float(...)` around {name!r}")
 
 
 def only_target(index: Index, name: str, task: str) -> str:

@@ -320,6 +320,11 @@ class Sideways(MacroF1):
     directions: ClassVar[Mapping[str, Any]] = {"my_f1": "up"}
 
 
+class Tensors(Other):
+    def values(self, found: Mapping[str, np.ndarray]) -> Any:
+        return {name: torch.ones(()) for name in self.directions}
+
+
 class Short(Median):
     def samples(self, outputs: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
         return {"errors": outputs[:3]}
@@ -350,6 +355,10 @@ def test_metrics_that_do_not_suit_a_task_are_refused(metrics: Any, message: str)
             r"sums\(\) must return a dict of tensors, got int for 'n', in Numbers.sums \(.*; write `torch.tens",
         ),
         (Other(), r"values\(\) must return 'my_f1', got 'f', in Other.values \(.*test_metric.py:\d+\)"),
+        (
+            Tensors(),
+            r"values\(\) must return a dict of numbers, got Tensor for 'my_f1', in Tensors.values \(.*; write `float",
+        ),
         (Short(), r"samples\(\) must return a dict of tensors \[203, ...\], got Tensor \[3, 7\] for 'errors'"),
         (F1(of=7), r"F1\(of=7\) names a class that there is not: the 7 classes are 0 to 6, in task.metrics"),
     ],
