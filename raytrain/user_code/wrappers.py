@@ -130,7 +130,11 @@ class Wrapper(type):
         name, wraps = cls.__name__, _wraps(cls)
         how = f"write {name}({wraps.example}, ...)"
         if not isinstance(target, type | types.FunctionType):
-            how = f"write {name}({type(target).__name__}, ...)" if wraps.derives(type(target)) else how
+            kind = type(target).__name__
+            if kind in ("Sequential", "ModuleList"):  # whose arguments are modules
+                how = f"write {name}(net), with `def net(): return nn.{kind}(...)` above it"
+            elif wraps.derives(type(target)):
+                how = f"write {name}({kind}, ...)"
             raise errors.UserError(f"{name} takes {wraps.wanted}, got {_described(target)}", f"in {name}", how)
         where, title = f"in {name}({where_is(target)})", target.__qualname__
         if "<" in title:

@@ -129,6 +129,7 @@ def test_json_cannot_put_an_optimizer_in_the_place_of_a_model() -> None:
     [
         (lambda: TorchModel(parts.Net, 3), r"by name, got 3, in TorchModel\(Net .*; write TorchModel\(Net, width=3\)"),
         (lambda: TorchModel(), "TorchModel needs a class derived from nn.Module"),
+        (lambda: TorchModel(nn.Sequential()), r"got a Sequential, .*; write TorchModel\(net\), with `def net\(\): ret"),
         (lambda: TorchModel(parts.Net()), r"got a Net, in TorchModel; write TorchModel\(Net, ...\)"),
         (lambda: TorchModel("resnet18"), "got 'resnet18'"),
         (lambda: TorchModel(dict), "got the class dict"),
