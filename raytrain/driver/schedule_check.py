@@ -39,6 +39,8 @@ def check_schedule(e: Experiment, steps: int) -> None:
             what = f"the schedule fails at step {step} of {last + 1}: {reason(error)}"
             how = "correct that line" if line_of(error) else how if by_factor else "correct its arguments"
             raise UserError(what, line_of(error) or where, how) from None
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        number = isinstance(found, int | float) and not isinstance(found, bool)
+        if not number or not 0 <= found < math.inf:
             got = found if isinstance(found, int | float) else type(found).__name__
-            raise UserError(f"{name}() must return a finite number, got {got} at step {step}", where, "return a float")
+            what = f"{name}() must return a finite number of at least 0, got {got} at step {step}"
+            raise UserError(what, where, "return a rate that falls to 0 at most" if number else "return a float")

@@ -280,10 +280,19 @@ experiment = Experiment(Net(), Digits(), schedule=S())
             """\
 class S(Schedule):
     def factor(self, step, steps_per_epoch, epochs):
-        return 1 / (step - steps_per_epoch * epochs + 1)
+        return 1 / (steps_per_epoch * epochs - step - 1)
 experiment = Experiment(Net(), Digits(), schedule=S(), epochs=2)
 """,
             "the schedule fails at step 45 of 46: ZeroDivisionError: division by zero, exp.py:+3; correct that line",
+        ),
+        (
+            """\
+class S(Schedule):
+    def factor(self, step, steps_per_epoch, epochs):
+        return 1 - step / 10
+experiment = Experiment(Net(), Digits(), schedule=S())
+""",
+            "factor() must return a finite number of at least 0, got -",
         ),
         (
             "experiment = Experiment(CNN((8,), batch_norm=True), Digits(crop=1), micro_batch_size=1)",
