@@ -94,12 +94,19 @@ def for_tuple(field: str, values: object, base: type) -> str:
 
 @cache
 def check_methods(kind: type, base: type) -> None:
-    """Check that the public methods of a class can be called as those of its base.
+    """Check that the public methods of a class can be called as those of its base, and that it has one of them.
 
     Raises:
-        UserError: one takes other arguments.
+        UserError: one takes other arguments, or there is none.
     """
-    for name in (name for name, one in vars(base).items() if inspect.isfunction(one) and not name.startswith("_")):
+    names = [name for name, one in vars(base).items() if inspect.isfunction(one) and not name.startswith("_")]
+    inherited = kind is not base and all(getattr(kind, name) is vars(base)[name] for name in names)
+    if inherited and base.__name__ in _NEEDS:
+        own = [name for name, one in vars(kind).items() if inspect.isfunction(one) and not name.startswith("_")]
+        close = next((found for name in own if (found := errors.nearest(name, names))), "")
+        what = f"{kind.__name__} has no method of {_a(base.__name__)}, so that nothing calls it"
+        raise errors.UserError(what, f"in {place(kind)}", f"{close}write {_NEEDS[base.__name__]}")
+    for name in names:
         method, given = getattr(kind, name), [*inspect.signature(vars(base)[name]).parameters]
         try:
             inspect.signature(method).bind(*given)

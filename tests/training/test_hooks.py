@@ -179,6 +179,18 @@ def test_a_column_may_be_a_number_of_numpy(tmp_path: Path) -> None:
     assert {row["mine"] for row in rows(run) if row["kind"] == "step"} == {0.5}
 
 
+@dataclass(frozen=True)
+class OfLightning(Hook):
+    def after_epoch_end(self, trainer: Any, row: Any) -> None:
+        """Has the name of no method of hooks."""
+
+
+def test_a_hook_that_nothing_would_call_is_refused() -> None:
+    with pytest.raises(UserError, match=r"OfLightning has no method of a Hook, .*; did you mean after_epoch_saved\?"):
+        replace(BASE, hooks=(OfLightning(),))
+    replace(BASE, hooks=(Hook(),))
+
+
 def test_a_hook_with_other_arguments_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         replace(BASE, hooks=(Decay(), WithoutRow()))
