@@ -34,12 +34,14 @@ from raytrain.driver.sizing import reading_threads, scaled
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling
 from raytrain.files import existing
-from raytrain.loggers import RunInfo
+from raytrain.hooks import Hook
+from raytrain.loggers import Logger, RunInfo
 from raytrain.optim.optimizers import backbone
 from raytrain.run.experiment_file import to_json
 from raytrain.run.run import Run
 from raytrain.training import freezing, graph, memory, recomputing
 from raytrain.training.precision import check_device
+from raytrain.user_code.parts import check_called
 
 _ASKED_FROM = 2**30
 """Bytes of state on a GPU from which the plan asks for the GPU's memory: less fits on any, and asking takes time."""
@@ -150,10 +152,9 @@ class Plan:
         disk = shutil.disk_usage(existing(folder))
         has = disk.free + there
         if needs > has and disk.total:  # a path that is no disk has no space, and fails for another reason
+            what, where = f"keeping the run's {stay + 1} checkpoints", f"on the disk of {folder}"
             how = "free some, or keep fewer with --checkpoint.keep or --checkpoint.max_gib"
-            raise errors.no_room(
-                f"keeping the run's {stay + 1} checkpoints", needs, has, f"on the disk of {folder}", how
-            )
+            raise errors.no_room(what, needs, has, where, how)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the plan for people: (what, how) of each line."""
@@ -211,8 +212,8 @@ def make(
     """
     to_json(experiment)
     experiment.task.check_monitor()
-    given = experiment.data.absolute()
-    experiment = model_input.sized(replace(experiment, data=given))
+    check_called({Hook: experiment.hooks, Logger: experiment.loggers})
+    experiment = model_input.sized(replace(experiment, data=(given := experiment.data.absolute())))
     indices, bad = surveyed or survey(experiment.data)
     train = indices["train"]
     experiment = model_input.normalised(experiment, train.input).bound(train)

@@ -92,21 +92,36 @@ def for_tuple(field: str, values: object, base: type) -> str:
     return f"write `from raytrain import {wrapped.partition('(')[0]}` and {_set(f'{field}[]', wrapped)}" * bool(wrapped)
 
 
-@cache
-def check_methods(kind: type, base: type) -> None:
-    """Check that the public methods of a class can be called as those of its base, and that it has one of them.
+def check_called(given: Mapping[type, Iterable[object]]) -> None:
+    """Check that each part has a method that is called. A plan does, and no `Experiment`: runs that were trained with
+    another one can still be loaded.
+
+    Args:
+        given: parts by their base: hooks and loggers.
 
     Raises:
-        UserError: one takes other arguments, or there is none.
+        UserError: one has none.
     """
-    names = [name for name, one in vars(base).items() if inspect.isfunction(one) and not name.startswith("_")]
-    inherited = kind is not base and all(getattr(kind, name) is vars(base)[name] for name in names)
-    if inherited and base.__name__ in _NEEDS:
-        own = [name for name, one in vars(kind).items() if inspect.isfunction(one) and not name.startswith("_")]
-        close = next((found for name in own if (found := errors.nearest(name, names))), "")
-        what = f"{kind.__name__} has no method of {_a(base.__name__)}, so that nothing calls it"
-        raise errors.UserError(what, f"in {place(kind)}", f"{close}write {_NEEDS[base.__name__]}")
-    for name in names:
+    for base, kind in ((base, type(value)) for base, values in given.items() for value in values):
+        if kind is not base and all(getattr(kind, name) is vars(base)[name] for name in _public(base)):
+            close = next((found for name in _public(kind) if (found := errors.nearest(name, _public(base)))), "")
+            what = f"{kind.__name__} has no method of {_a(base.__name__)}, so that nothing calls it"
+            raise errors.UserError(what, f"in {place(kind)}", f"{close}write {_NEEDS[base.__name__]}")
+
+
+def _public(kind: type) -> list[str]:
+    """Return the names of a class's own public methods."""
+    return [name for name, one in vars(kind).items() if inspect.isfunction(one) and not name.startswith("_")]
+
+
+@cache
+def check_methods(kind: type, base: type) -> None:
+    """Check that the public methods of a class can be called as those of its base.
+
+    Raises:
+        UserError: one takes other arguments.
+    """
+    for name in _public(base):
         method, given = getattr(kind, name), [*inspect.signature(vars(base)[name]).parameters]
         try:
             inspect.signature(method).bind(*given)
