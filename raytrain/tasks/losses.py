@@ -152,8 +152,9 @@ def measured(metric: Any, outputs: np.ndarray, target: np.ndarray) -> float | No
         outputs, target: of all samples, [n, ...].
     """
     wanted = torch.from_numpy(target)
-    if wanted.is_floating_point() and any(kind.__module__.startswith(_OF_CLASSES) for kind in type(metric).__mro__):
-        wanted = (wanted > 0.5).long()  # several labels are floats, which many of these metrics refuse
+    of_classes = any(kind.__module__.startswith(_OF_CLASSES) for kind in type(metric).__mro__)
+    if of_classes and wanted.is_floating_point() and bool(((wanted == 0) | (wanted == 1)).all()):
+        wanted = wanted.long()  # several labels are floats, which many of these metrics refuse
     with torch.inference_mode(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as those of a class without samples, in the plan's try
         metric.update(torch.from_numpy(outputs), wanted)
