@@ -100,8 +100,9 @@ def bad_flag(message: str, usage: str) -> UserError:
     return UserError(message.rstrip("."), "", f"see `{usage} --help`")
 
 
-def unknown_field(path: str, known: Sequence[str], where: object) -> UserError:
-    return UserError(f"unknown field {path!r}", where, f"{nearest(path, known)}the fields are {listed(known, 12)}")
+def unknown_field(path: str, known: Sequence[str], where: object, meant: Sequence[str] = ()) -> UserError:
+    near = did_you_mean(meant) or nearest(path, known)
+    return UserError(f"unknown field {path!r}", where, f"{near}the fields are {listed(known, 12)}")
 
 
 def out_of_range(field: str, value: object, allowed: str, where: object) -> UserError:

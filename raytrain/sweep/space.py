@@ -11,6 +11,7 @@ from typing import Any
 
 from raytrain import config, errors
 from raytrain.experiment import Experiment
+from raytrain.user_code import hints
 from raytrain.user_code.upgrades import is_old_argument
 
 
@@ -286,7 +287,8 @@ def check_path(experiment: Experiment, path: str) -> None:
     """
     known = path in config.paths(experiment) or _is_open(experiment, path)
     if not known and not is_old_argument(type(experiment), path):
-        raise errors.unknown_field(path, config.paths(experiment), "an axis of the sweep")
+        fields = config.paths(experiment)
+        raise errors.unknown_field(path, fields, "an axis of the sweep", hints.flags(path, fields)[:1])
 
 
 def _is_open(found: Any, path: str) -> bool:

@@ -34,10 +34,10 @@ _ALIKE = 0.74
 
 
 def flags(given: str, known: Sequence[str]) -> list[str]:
-    """Return the dotted paths that an unknown flag may stand for, at most four.
+    """Return the dotted paths that an unknown flag or axis may stand for, at most four.
 
     Args:
-        given: the flag, such as `--lr`.
+        given: the flag, such as `--lr`, or the path of an axis.
         known: all paths.
     """
     path = given.lstrip("-").replace("-", "_").lower().removeprefix("no_")
