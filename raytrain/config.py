@@ -331,14 +331,14 @@ def _describe(hint: Any) -> str:
     if origin is tuple:
         if not args or args[-1] is not Ellipsis:
             return f"a tuple of {len(args)} values"
-        return f"a tuple, each of its values {_describe(args[0])}"
+        return "a tuple" if args[0] is Any else f"a tuple, each of its values {_describe(args[0])}"
     if hint in (int, float, str, bool):
         return {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}[hint]
     if hint is type(None):
         return "None"
     if hint is Any:
         return "any value"
-    return f"a {getattr(hint, '__name__', hint)}"
+    return errors.with_article(str(getattr(hint, "__name__", hint)))
 
 
 def _written(field: str, value: object, hint: Any) -> str:

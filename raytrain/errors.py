@@ -89,6 +89,11 @@ def did_you_mean(names: Iterable[object]) -> str:
     return f"did you mean {' or '.join(names)}? " if names else ""
 
 
+def with_article(name: str) -> str:
+    """Return the name of a class after "a" or "an"."""
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
 # What several modules raise
 
 

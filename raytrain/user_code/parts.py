@@ -59,7 +59,7 @@ def check_part(field: str, value: object, wanted: type, parts: Mapping[str, type
     """
     if not isinstance(value, wanted):
         named = f"each of {field.removesuffix('[]')}" if field.endswith("[]") else field
-        what = f"{named} must be {_a(wanted.__name__)} of raytrain, got {_described(value)}"
+        what = f"{named} must be {errors.with_article(wanted.__name__)} of raytrain, got {_described(value)}"
         raise errors.UserError(what, "in Experiment", _remedy(field, value, wanted, parts))
     for kind in _classes(value):
         check_class(kind)
@@ -105,7 +105,7 @@ def check_called(given: Mapping[type, Iterable[object]]) -> None:
     for base, kind in ((base, type(value)) for base, values in given.items() for value in values):
         if kind is not base and all(getattr(kind, name) is vars(base)[name] for name in _public(base)):
             close = next((found for name in _public(kind) if (found := errors.nearest(name, _public(base)))), "")
-            what = f"{kind.__name__} has no method of {_a(base.__name__)}, so that nothing calls it"
+            what = f"{kind.__name__} has no method of {errors.with_article(base.__name__)}, so that nothing calls it"
             raise errors.UserError(what, f"in {place(kind)}", f"{close}write {_NEEDS[base.__name__]}")
 
 
@@ -290,10 +290,6 @@ def _below(base: type) -> Iterator[type]:
 
 def _any_of(names: Iterable[str]) -> str:
     return " or ".join(f"{name}(...)" for name in names)
-
-
-def _a(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def _classes(value: Any) -> Iterator[type]:
