@@ -213,7 +213,23 @@ def named(value: Any, name: Any) -> bool:
     return value == name or (dataclasses.is_dataclass(value) and type(value).__name__ == name)
 
 
-def check_conditions(axes: tuple[Axis, ...]) -> None:
+def check_axes(axes: tuple[Axis, ...]) -> None:
+    """Check that there are axes, each of a field of its own and under a condition that can be met.
+
+    Raises:
+        UserError: there are none, or two of one field, or a condition cannot be met.
+    """
+    if not axes:
+        how = 'say what differs, as in axes=(Grid("optimizer.lr", (0.1, 1)),)'
+        raise errors.UserError("a sweep without axes", "in Sweep", how)
+    known = [axis.path for axis in axes]
+    for path in known:
+        if known.count(path) > 1:
+            raise errors.UserError(f"two axes have the path {path}", "in Sweep.axes", "make one of them")
+    _check_conditions(axes)
+
+
+def _check_conditions(axes: tuple[Axis, ...]) -> None:
     """Check that each condition can be met.
 
     Raises:

@@ -21,15 +21,16 @@ from raytrain.sweep.points import check_points
 from raytrain.sweep.repeats import seed_of
 from raytrain.sweep.schedulers import Complete, Scheduler
 from raytrain.sweep.search import RandomSearch, Search
-from raytrain.sweep.space import Axis, Grid, apply, check_conditions, check_path, combinations, longest, present
+from raytrain.sweep.space import Axis, Grid, apply, check_axes, check_path, combinations, longest, present
 from raytrain.sweep.tune_callback import TuneCallback
-from raytrain.user_code import hints
+from raytrain.user_code import hints, parts
 
 FLAGS = (
     *("experiment", "objective", "search", "scheduler", "trials", "budget_seconds", "concurrent", "memory_gib"),
     *("timeout_seconds", "retries", "keep", "constraints", "repeats", "confidence"),
 )
 """The fields that the command line can set: all but the axes, the first points and the callbacks."""
+_PARTS = {"axes[]": Axis, "search": Search, "scheduler": Scheduler, "callbacks[]": TuneCallback}
 ENUMERABLE = 10_000
 """Combinations that are checked one by one before anything starts."""
 
@@ -85,6 +86,7 @@ class Sweep:
     configurations differ."""
 
     def __post_init__(self) -> None:
+        parts.check_kinds(self, _PARTS)
         config.check(
             self,
             trials=at_least(1),
@@ -97,14 +99,8 @@ class Sweep:
             repeats=at_least(1),
             confidence=between(0, 1),
         )
-        if not self.axes:
-            how = 'say what differs, as in axes=(Grid("optimizer.lr", (0.1, 1)),)'
-            raise errors.UserError("a sweep without axes", "in Sweep", how)
+        check_axes(self.axes)
         known = [axis.path for axis in self.axes]
-        for path in known:
-            if known.count(path) > 1:
-                raise errors.UserError(f"two axes have the path {path}", "in Sweep.axes", "make one of them")
-        check_conditions(self.axes)
         check_points(self.axes, self.first)
         objectives, _ = self.objectives, self.limits
         if not 1 <= len(objectives) <= 3 or len({objective.name for objective in objectives}) < len(objectives):

@@ -15,7 +15,7 @@ from raytrain import errors
 from raytrain.user_code.places import place
 from raytrain.user_code.wrappers import Wrapper
 
-_BASES = ("Images", "FileImages", "MaskedImages", "Supervised", "Simulated", "ClassMetric")
+_BASES = ("Images", "FileImages", "MaskedImages", "Supervised", "Simulated", "ClassMetric", "Early")
 """Classes that are of use only as the base of others."""
 _SAME = {
     "crossentropyloss": "Classification",
@@ -28,8 +28,15 @@ _SAME = {
     "distributeddataparallel": "DDP",
     "fullyshardeddataparallel": "FSDP",
     "datasetfolder": "ImageFolder",
+    "basicvariantgenerator": "RandomSearch",
+    "ashascheduler": "ASHA",
+    "asynchyperbandscheduler": "ASHA",
+    "hyperbandscheduler": "HyperBand",
+    "medianstoppingrule": "MedianStopping",
+    "populationbasedtraining": "PBT",
+    "fifoscheduler": "Complete",
 }
-"""raytrain's class for one of torch's, by the lower-case name of the latter, if the names differ."""
+"""raytrain's class for one of torch's or of Ray Tune's, by the lower-case name of the latter, if the names differ."""
 _NEEDS = {
     "Model": "`def build(self, sample, classes): return {call}`",
     "Data": "`def index(self)`, which returns a dict of Index, and `def read(self, index, samples)`, which returns "
@@ -57,12 +64,35 @@ def check_part(field: str, value: object, wanted: type, parts: Mapping[str, type
     Raises:
         UserError: it is something else, or one of its classes is not a complete dataclass.
     """
+    check_kind(field, value, wanted, parts)
+    for kind in _classes(value):
+        check_class(kind)
+
+
+def check_kind(field: str, value: object, wanted: type, parts: Mapping[str, type], owner: str = "Experiment") -> None:
+    """Check the class of a part alone; see `check_part`.
+
+    Args:
+        owner: the class that has the field.
+    """
     if not isinstance(value, wanted):
         named = f"each of {field.removesuffix('[]')}" if field.endswith("[]") else field
         what = f"{named} must be {errors.with_article(wanted.__name__)} of raytrain, got {_described(value)}"
-        raise errors.UserError(what, "in Experiment", _remedy(field, value, wanted, parts))
-    for kind in _classes(value):
-        check_class(kind)
+        raise errors.UserError(what, f"in {owner}", _remedy(field, value, wanted, parts))
+
+
+def check_kinds(value: Any, parts: Mapping[str, type]) -> None:
+    """Check the classes of the parts of a dataclass, before its types: for a message that says what to write. A field
+    that is no tuple where it should be one is left to the types.
+
+    Args:
+        parts: the base classes of all parts, by their fields; `name[]` for a tuple of them.
+    """
+    for field, wanted in parts.items():
+        found = getattr(value, field.removesuffix("[]"))
+        several = found if isinstance(found, tuple) else ()
+        for one in several if field.endswith("[]") else (found,):
+            check_kind(field, one, wanted, parts, type(value).__name__)
 
 
 def check_parts(field: str, values: object, wanted: type, parts: Mapping[str, type]) -> None:
@@ -204,17 +234,18 @@ def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> 
 
 def _wrapped(value: Any, wanted: type) -> str:
     """Return the value that wraps a plain class, function or object of PyTorch's kind; nothing if none can."""
-    wrapper: Any = next((one for one in _below(wanted) if isinstance(one, Wrapper)), None)
+    wrapper: Any = next((one for one in (wanted, *_below(wanted)) if isinstance(one, Wrapper)), None)
     target = value if isinstance(value, type) or inspect.isfunction(value) else type(value)
     if wrapper is None or target.__module__ == "builtins":
         return ""
     try:
-        wrapper.check(target)
-        needed = wrapper.needed(target)
+        Wrapper.check(wrapper, target)  # some wrappers have a method of that name
+        needed = Wrapper.needed(wrapper, target)
     except errors.UserError:
         return ""
     name, rate = target.__name__, getattr(value, "defaults", {}).get("lr")
-    path = name if "(" in _full_name(target) else _full_name(target)
+    tunes = _module(target).startswith("ray.")  # of which files import classes by name
+    path = name if tunes or "(" in _full_name(target) else _full_name(target)
     if name in ("Sequential", "ModuleList"):
         return f"{wrapper.__name__}(net), with `def net(): return nn.{name}(...)` above it"
     given = [f"lr={rate:g}"] if isinstance(rate, int | float) else []

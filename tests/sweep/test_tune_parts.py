@@ -325,7 +325,10 @@ def test_optuna_searcher_takes_three_objectives() -> None:
             (lambda made=made: sweep(TuneSearch(made)), "(?i:bohb) would draw at random: it learns at pauses.*use TPE")
             for made in (TuneBOHB, two_of_bohb)
         ),
-        (lambda: sweep(TuneSearch(Climber), callbacks=(3,)), "callbacks = "),
+        (
+            lambda: sweep(TuneSearch(Climber), callbacks=(3,)),
+            "each of callbacks must be a TuneCallback of raytrain, got 3",
+        ),
         (lambda: TuneCallback(no_searcher).build(), "must return a ray.tune.Callback, got int"),
     ],
 )
