@@ -73,15 +73,26 @@ class TuneScheduler(Wrapped, Early):
         Raises:
             UserError: it cannot be made, or is none that a sweep can run.
         """
-        tune, name = importlib.import_module("ray.tune.schedulers"), type(self).__name__
+        tune, name, target = importlib.import_module("ray.tune.schedulers"), type(self).__name__, target_of(type(self))
+        if isinstance(target, type):  # before it asks for arguments that are of no use
+            _check_kind(target, tune)
         found = self._made("scheduler", time_attr=TIME, max_t=length)
-        changing = (tune.PopulationBasedTraining, tune.PopulationBasedTrainingReplay, tune.ResourceChangingScheduler)
-        if isinstance(found, changing):
-            what = f"{type(found).__name__} changes trials under way, which only PBT and PB2 may"
-            raise errors.UserError(what, "in Sweep.scheduler", "use PBT() or PB2()")
-        if isinstance(found, tune.HyperBandForBOHB):
-            what = f"{type(found).__name__} tells a TuneBOHB of each pause, and a sweep has none"
-            raise errors.UserError(what, "in Sweep.scheduler", "use HyperBand(), or ASHA() with TPE()")
+        _check_kind(type(found), tune)
         if isinstance(found, tune.HyperBandScheduler) and found._eta < LEAST_REDUCTION:
             raise errors.out_of_range("reduction_factor", found._eta, f"of at least {LEAST_REDUCTION}", name)
         return found
+
+
+def _check_kind(kind: type, tune: Any) -> None:
+    """Check that a class of schedulers is one that a sweep can run.
+
+    Raises:
+        UserError: it is not.
+    """
+    changing = (tune.PopulationBasedTraining, tune.PopulationBasedTrainingReplay, tune.ResourceChangingScheduler)
+    if issubclass(kind, changing):
+        what = f"{kind.__name__} changes trials under way, which only PBT and PB2 may"
+        raise errors.UserError(what, "in Sweep.scheduler", "use PBT() or PB2()")
+    if issubclass(kind, tune.HyperBandForBOHB):
+        what = f"{kind.__name__} tells a TuneBOHB of each pause, and a sweep has none"
+        raise errors.UserError(what, "in Sweep.scheduler", "use HyperBand(), or ASHA() with TPE()")

@@ -304,7 +304,7 @@ def test_optuna_searcher_takes_three_objectives() -> None:
         ),
         (
             lambda: sweep(TuneSearch(Climber), scheduler=TuneScheduler(PopulationBasedTraining)),
-            "PopulationBasedTraining",
+            r"PopulationBasedTraining changes trials under way.*use PBT\(\) or PB2\(\)",
         ),
         (
             lambda: sweep(TuneSearch(Climber), objective="seconds", scheduler=TuneScheduler(AsyncHyperBandScheduler)),
