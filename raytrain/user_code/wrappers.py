@@ -90,7 +90,10 @@ class Wrapper(type):
             if key in dict(wraps.hidden):
                 raise errors.UserError(f"{title} cannot be given {key}", where, dict(wraps.hidden)[key])
             if key not in known:
-                how = f"{errors.nearest(key, known)}its arguments are {errors.listed(known, 20)}"
+                listed = (
+                    f"its arguments are {errors.listed(known, 20)}" if known else "leave it out: it takes no arguments"
+                )
+                how = f"{errors.nearest(key, known)}{listed}"
                 raise errors.UserError(f"{title} has no argument {key!r}", where, how)
             if key in takes(kind) and not is_json(value):
                 what = f"{key} = {errors.one_line(repr(value), 60)} of {title} is no number, string, boolean or tuple"

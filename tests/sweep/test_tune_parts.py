@@ -329,6 +329,10 @@ def test_optuna_searcher_takes_three_objectives() -> None:
             lambda: sweep(TuneSearch(Climber), callbacks=(3,)),
             "each of callbacks must be a TuneCallback of raytrain, got 3",
         ),
+        (
+            lambda: TuneCallback(no_searcher, pace=3),
+            "no_searcher has no argument 'pace'.*; leave it out: it takes no arg",
+        ),
         (lambda: TuneCallback(no_searcher).build(), "must return a ray.tune.Callback, got int"),
     ],
 )
