@@ -120,8 +120,8 @@ class SweepPlan:
         values = present([*axes.values()], {path: config.get(base, path) for path in axes})
         example = ", ".join(f"{path}={_label(axes[path], value)}" for path, value in values.items())
         own = {
-            "sweep": f"{s.count} trials over {', '.join(axis.path for axis in s.axes)}{_repeated(s)}; looking for "
-            + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
+            "sweep": f"{s.count} trial{'s' if s.count > 1 else ''} over {', '.join(axis.path for axis in s.axes)}"
+            f"{_repeated(s)}; looking for " + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
             "search": ("every combination of the grid" if grid else type(s.search).__name__)
             + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}{compares}"),
             "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
