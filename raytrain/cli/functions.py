@@ -55,6 +55,8 @@ def train(
     refuse_while_loading()
     if not isinstance(experiment, Experiment):
         how = "import one from its file, as in `from FILE import experiment`"
+        if isinstance(experiment, str | Path) and str(experiment).endswith(".json"):  # best.json of a sweep, or a run's
+            how = f"on the command line {errors.command('train', experiment)} takes a file"
         raise errors.UserError(f"train takes an Experiment, got {_shown(experiment)}", "", how)
     command, _ = _commands()
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)

@@ -19,6 +19,11 @@ EXPERIMENT = Experiment(CNN(), Digits())
     ("function", "arguments", "message"),
     [
         (raytrain.train, ("exp.py",), "train takes an Experiment, got 'exp.py'; import one from its file, as in `from"),
+        (
+            raytrain.train,
+            ("runs/amp/best.json",),
+            "on the command line `raytrain train runs/amp/best.json` takes a file",
+        ),
         (raytrain.train, (CNN(),), "train takes an Experiment, got CNN; import one"),
         (raytrain.sweep, (EXPERIMENT,), r"sweep takes a Sweep, or the directory of one, got Experiment; write Sweep\("),
         (raytrain.sweep, ("sweep.py",), r"sweep takes a Sweep, or the directory of one, got 'sweep.py'; write"),
