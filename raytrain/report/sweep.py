@@ -138,6 +138,8 @@ class Table(Logger):
         if results.best is None and results.status in ("completed", "failed"):
             over = any(trial.violates for trial in results.trials)
             found = "has a result: see the errors above, and logs in the trials' directories"
+            if results.trials and not any(trial.error for trial in results.trials):  # as an accuracy not reached
+                found = f"has a value of {results.objectives[0].name}"
             self._print(f"no trial {'keeps the constraints' if over else found}")
         following = [] if done else [("raytrain", "sweep", run.where)]
         if results.best is not None:

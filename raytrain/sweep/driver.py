@@ -249,6 +249,12 @@ class _Driver:
             budget = self.sweep.budget_seconds or 0.0
             again = errors.command("sweep", where, "--budget_seconds", f"{10 * budget:g}")
             return f"no trial ended an epoch within the budget of {budget:g} s", f"go on with a larger one: {again}"
+        first = self.sweep.objectives[0]
+        if first.target is not None and status == "completed":  # all trials did train, but none as far
+            return (
+                f"no trial reached the accuracy of {first.name}",
+                "start a new sweep with a lower one, or longer trials",
+            )
         return "no trial has a result", ""
 
     def save(self) -> None:

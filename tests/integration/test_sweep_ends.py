@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from raytrain import MLP, Digits, Experiment, Grid, Sweep, cli
+from raytrain.driver.endings import RunFailed
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
@@ -77,6 +78,14 @@ def test_sweep_of_failed_trials_exits_1_with_the_first_error(
         why = "no trial has a result: trial 0 failed: ValueError: a mistake of the model's"
         assert len(said) == 1 and said[0].startswith(f"error: the sweep failed: {why}")
     assert [one["status"] for one in sweep_run.SweepRun(tmp_path / "sweep").trials] == ["failed"] * 2
+
+
+def test_sweep_of_which_no_trial_reaches_the_accuracy_says_so(tmp_path: Path) -> None:
+    base = Experiment(model=MLP(hidden=(8,)), data=Digits(), epochs=1)
+    sweep = Sweep(base, (Grid("optimizer.lr", (0.001,)),), objective=("time_to_accuracy(1.0)", "val_loss"))
+    with pytest.raises(RunFailed, match=r"^no trial reached the accuracy of time_to_accuracy\(1.0\)$") as caught:
+        driver.sweep(sweep, Options(out=str(tmp_path)), Logger(), None, time.time(), write_files)
+    assert caught.value.how == "start a new sweep with a lower one, or longer trials"
 
 
 def test_budget_begins_with_the_first_trial(tmp_path: Path) -> None:

@@ -701,6 +701,10 @@ def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
     assert "\nno trial has a result" in said(console) and "raytrain evaluate" not in said(console)
     sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer([], status="interrupted"))
     assert "interrupted: 0 trials" in said(console)
+    trials = [trial(0, {}, status="completed"), trial(1, {}, status="completed")]
+    time = [{"name": "time_to_accuracy(0.99)", "mode": "min"}]
+    sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer(trials, objectives=time))
+    assert "\nno trial has a value of time_to_accuracy(0.99)\n" in said(console)
 
 
 # trials.csv
