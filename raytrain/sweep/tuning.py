@@ -120,14 +120,14 @@ def run(
         saving.look()
         if trials.sweep.experiment.loggers:
             loggers.update(records)
-        elapsed = time.time() - trials.command_started + trials.before
-        observer.trials(records, trials.modes(), elapsed, trials.count)
+        observer.trials(records, trials.modes(), time.time() - trials.command_started + trials.before, trials.count)
         if deadline is None and (len(trials.ended) > before or any(one["status"] == "running" for one in records)):
             deadline = time.monotonic() + (trials.sweep.budget_seconds or float("inf"))
         over = over or (deadline is not None and time.monotonic() > deadline)
         if (interrupts.signal or over) and not trials.leaving:
             trials.leaving = True
-            observer.status("stopping after a step, with checkpoints; press Ctrl-C again to stop at once")
+            how = "press Ctrl-C again to stop at once" if interrupts.signal else "the budget is spent"
+            observer.status(f"stopping after a step, with checkpoints; {how}")
         for one in (one for one in records if trials.leaving and one["status"] == "running"):
             (record.folder(trials.path, one["number"]) / "stop").touch()
         waiting.look(records)

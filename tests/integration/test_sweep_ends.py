@@ -61,6 +61,16 @@ DYING = '''
 '''
 
 
+class Heard(Logger):
+    """Keeps what the driver says of its state."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def status(self, text: str) -> None:
+        self.heard.append(text)
+
+
 def dying(folder: Path, workers: int, modes: tuple[str, ...]) -> Path:
     file = folder / "dying.py"
     file.write_text(textwrap.dedent(DYING).replace("WORKERS", str(workers)).replace("MODES", repr(modes)))
@@ -92,8 +102,10 @@ def test_budget_begins_with_the_first_trial(tmp_path: Path) -> None:
     base = Experiment(model=MLP(hidden=(8,)), data=Digits(), epochs=100_000)
     sweep = Sweep(base, (Grid("optimizer.lr", (0.1, 0.01)),), budget_seconds=5.0, concurrent=1)
     long_ago = time.time() - 600  # as if Ray had taken ten minutes to start
-    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), Logger(), None, long_ago, write_files)
+    observer = Heard()
+    found = driver.sweep(sweep, Options(out=str(tmp_path), name="sweep"), observer, None, long_ago, write_files)
     assert found is not None and found.answer["status"] == "out_of_time"
+    assert "stopping after a step, with checkpoints; the budget is spent" in observer.heard
     assert found.trials[0]["status"] == "interrupted" and found.trials[0]["epochs"] > 0
     assert 600 < found.answer["seconds"] < 700, "each second of the command is counted once"
 
