@@ -21,7 +21,10 @@ WRONG: Any = [16, 32]
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Choice("batch_size", WRONG), r"values = \[16, 32\] is of the wrong type, in Choice; write values=\(16, 32\)$"),
+        (
+            lambda: Choice("batch_size", WRONG),
+            r"values = \[16, 32\] is of the wrong type, in Choice; write values=\(16, 32\)$",
+        ),
         (lambda: Choice("batch_size", (16,), when=WRONG), "in Choice; give a tuple or None$"),
         (lambda: Sweep(WRONG, (LR,), trials=2), "in Sweep; give an Experiment$"),
     ],
