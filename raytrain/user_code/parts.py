@@ -114,12 +114,13 @@ def for_tuple(field: str, values: object, base: type) -> str:
         base: the class of the parts.
     """
     given = values if isinstance(values, tuple | list) else (values,)
-    value = next((one for one in given if not isinstance(one, base)), None if not given else given[0])
+    value = next((one for one in given if not isinstance(one, base)), given[0] if given else None)
     kind = value if isinstance(value, type) else type(value)
     if issubclass(kind, base):
         return f"write {_set(f'{field}[]', f'{kind.__name__}(...)')}"
-    wrapped = _wrapped(value, base)
-    return f"write `from raytrain import {wrapped.partition('(')[0]}` and {_set(f'{field}[]', wrapped)}" * bool(wrapped)
+    if not (wrapped := _wrapped(value, base)):
+        return ""
+    return f"write `from raytrain import {wrapped.partition('(')[0]}` and {_set(f'{field}[]', wrapped)}"
 
 
 def check_called(given: Mapping[type, Iterable[object]]) -> None:
