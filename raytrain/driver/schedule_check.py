@@ -43,4 +43,4 @@ def check_schedule(e: Experiment, steps: int) -> None:
         if not number or not 0 <= found < math.inf:
             got = found if isinstance(found, int | float) else type(found).__name__
             what = f"{name}() must return a finite number of at least 0, got {got} at step {step}"
-            raise UserError(what, where, "return a rate that falls to 0 at most" if number else "return a float")
+            raise UserError(what, where, "return 0 or more" if number else "return a float")

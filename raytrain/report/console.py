@@ -80,7 +80,7 @@ class Console(Logger):
 
     def workers(self, event: str, why: str, checkpoint: str) -> None:
         """Print a line for each time that the workers are started again."""
-        self._times = []  # the loss, and the steps that are done again, are no part of the speed from here on
+        self._times = []  # waiting for new workers, and steps done again, would lower the speed
         text = f"{why}; from {checkpoint or 'the start'}"
         show(self.console, f"{event}: ", text, before_style="bold yellow")
 

@@ -182,13 +182,14 @@ def _curves(results: Results, learning: Learning, metric: str) -> str:
         f"{safe(word)}</li>"
         for word, colour in sorted(kinds.items(), key=lambda kind: kind[1])
     )
-    triangles = "Triangles: stopped by the scheduler." if any(trial.status == "stopped" for trial, _ in found) else ""
-    more = f" The best {len(found):,}; {left:,} more are in the trials' metrics.jsonl." if left else ""
+    notes = ["Triangles: stopped by the scheduler."] if any(trial.status == "stopped" for trial, _ in found) else []
+    notes += [f"The best {len(found):,}; {left:,} more are in the trials' metrics.jsonl."] if left else []
+    below = f'<p class="muted">{" ".join(notes)}</p>' if notes else ""
     label = f"{metric} of {len(found):,} trials by {learning.unit}s"
     return (
         f"<figure><h3>{safe(metric)} of each trial, and how it ended</h3>"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{safe(label)}">{"".join(drawn)}</svg>'
-        f'<ul class="legend">{legend}</ul><p class="muted">{triangles}{more}</p></figure>\n'
+        f'<ul class="legend">{legend}</ul>{below}</figure>\n'
     )
 
 
