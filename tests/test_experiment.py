@@ -141,6 +141,8 @@ def test_a_file_that_trains_while_it_is_read_is_refused(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("x = 1\ny = (\n", r"does not load: '\(' was never closed, .*exp.py:2; correct that line"),
+        ("from raytrain import Experimet\n", r"cannot import name 'Experimet' .*exp.py:1; did you mean Experiment or"),
+        ("import raytrain as rt\nrt.adamW()\n", r"no attribute 'adamW', .*exp.py:2; did you mean AdamW"),
         ("x = 1\n\nraise ValueError('my reason')\n", r"does not load: ValueError: my reason, .*exp.py:3;"),
         ("def f():\n    return 1 / 0\n\nf()\n", r"does not load: ZeroDivisionError: .*exp.py:2;"),
         ("import nothing_of_that_name\n", r"ModuleNotFoundError: No module named 'nothing_of_that_name', .*exp.py:1;"),

@@ -271,7 +271,18 @@ def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.Use
         how = f"rename {module}.py: Python's own module has that name"
     elif copied:  # `resume --experiment` needs the copy too, to compare what it defines
         how = f"correct that line in the run's copy, {path.parent / (places.copy_of(where) or path.name)}"
+    elif similar := _similar(error):
+        how = errors.did_you_mean(similar).strip()
     return errors.UserError(f"the experiment file does not load: {why}", where, how)
+
+
+def _similar(error: BaseException) -> list[str]:
+    """Return the names of a module that are spelled like the one which an import or an attribute asked for in vain."""
+    asked = re.search(
+        r"cannot import name '(\w+)' from '([\w.]+)'|module '([\w.]+)' has no attribute '(\w+)'", str(error)
+    )
+    name, module = (asked[1] or asked[4], sys.modules.get(asked[2] or asked[3])) if asked else ("", None)
+    return errors.close(name, getattr(module, "__all__", dir(module))) if module else []
 
 
 def _unknown_field(error: TypeError) -> errors.UserError | None:
