@@ -204,6 +204,13 @@ def test_binary_files_and_other_folders_are_refused(tmp_path: Path) -> None:
             "rt.Experiment(rt.CNN(chanels=(8,)))",
             "'chanels', in CNN .*; did you mean channels?",
         ),
+        ("from raytrain import *", "Experiment(lr=0.1)", r"'lr', .*did you mean optimizer=SGD\(lr=...\)\?"),
+        (
+            "from raytrain import *",
+            "Experiment(augment=1)",
+            r"'augment', .*did you mean data=ImageFolder\(augment=...\)\?",
+        ),
+        ("from raytrain import *", "Experiment(seeed=1)", r"'seeed', .*did you mean seed\?"),
     ],
 )
 def test_a_mistyped_argument_names_the_field(tmp_path: Path, imports: str, call: str, message: str) -> None:

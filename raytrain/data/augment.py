@@ -63,6 +63,10 @@ class Augment:
     """Smaller images in the first epochs, resized after all other changes of shape."""
 
     def __post_init__(self) -> None:
+        if any(isinstance(one, Operation) for one in (self.crop if isinstance(self.crop, tuple) else (self.crop,))):
+            raise errors.UserError(
+                "operations are given by name", "in Augment", "write operations=(HorizontalFlip(p=0.5), ...)"
+            )
         for one in self.operations if isinstance(self.operations, tuple) else (self.operations,):
             if not isinstance(one, Operation):
                 got = f"the class {one.__name__}" if isinstance(one, type) else f"{one!r}"[:60]
@@ -127,7 +131,7 @@ class Augment:
         """The random resized crop that comes before all other changes, if one does: `data.whole` takes it from whole
         images."""
         if self.crop == "random_resized":
-            return RandomResizedCrop(self.scale, self.ratio)
+            return RandomResizedCrop(scale=self.scale, ratio=self.ratio)
         first = self.operations[0] if self.operations else None
         return first if type(first) is RandomResizedCrop else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -29,8 +29,17 @@ _ANGLES: Rule = (
 Range = float | tuple[float, float]
 
 
-@dataclass(frozen=True)
-class RandomCrop(Operation):
+class _Crop(Operation):
+    def __new__(cls, *values: object, **fields: object) -> Self:
+        """Refuse a value without a name: in torchvision it is a size."""
+        if values:
+            how = f"write {cls.__name__}(): the data gives the side, as in ImageFolder(size=256, crop=224)"
+            raise errors.UserError(f"{cls.__name__} takes no size, and its values by name only", "", how)
+        return super().__new__(cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomCrop(_Crop):
     """Cut the part that the model sees from a random place."""
 
     padding: int = 0
@@ -65,8 +74,8 @@ class RandomCrop(Operation):
         return with_torch().geometry.windows(wide, draws, height, width)
 
 
-@dataclass(frozen=True)
-class RandomResizedCrop(Operation):
+@dataclass(frozen=True, kw_only=True)
+class RandomResizedCrop(_Crop):
     """Cut a part of random area and aspect ratio, and resize it to what the model sees (Szegedy et al., 2015)."""
 
     scale: tuple[float, float] = (0.08, 1.0)

@@ -17,9 +17,11 @@ from typing import Any
 
 from raytrain import config, errors
 from raytrain.checkpoint.location import is_url
+from raytrain.data.imagefolder import ImageFolder
 from raytrain.data.manifest import TABLES
 from raytrain.experiment import Experiment
 from raytrain.files import write_atomically
+from raytrain.models import MLP
 from raytrain.parallel import DDP, Deterministic
 from raytrain.run import copies
 from raytrain.user_code import hints, parts, places, python_files, sources
@@ -296,8 +298,24 @@ def _unknown_field(error: TypeError) -> errors.UserError | None:
     for kind in [*own[-1].values(), *(getattr(module, found[1], None) for module in modules)]:
         if isinstance(kind, type) and kind.__name__ == found[1] and dataclasses.is_dataclass(kind):
             known = [field.name for field in dataclasses.fields(kind) if field.init]
-            return errors.unknown_field(found[2], known, f"in {found[1]}")
+            meant = _fields_like(found[2]) if kind is Experiment else ()
+            return errors.unknown_field(found[2], known, f"in {found[1]}", meant)
     return None
+
+
+def _fields_like(name: str) -> list[str]:
+    """Return the fields of an experiment, and of its parts, that a name may mean: `scaling=Scaling(workers=...)`."""
+    example = Experiment(MLP(), ImageFolder("images"))
+    found: dict[str, None] = {}
+    for path in hints.flags(name, config.paths(example)):
+        heads = path.split(".")
+        heads = heads[: heads.index(name) + 1] if name in heads else heads
+        written = heads[0] if len(heads) == 1 else f"{heads[-1]}=..."
+        for depth in range(len(heads) - 1, 0, -1):
+            part = config.get(example, ".".join(heads[:depth]))
+            written = f"{heads[depth - 1]}={type(part).__name__}({written})"
+        found[written] = None
+    return list(found)
 
 
 def _wrong_class(error: TypeError) -> errors.UserError | None:

@@ -26,6 +26,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("output", "output_dir", "outdir", "save_dir", "work_dir", "log_dir", "default_root_dir"), "out"),
     **dict.fromkeys(("strategy", "distributed_backend"), "parallel.strategy"),
     **dict.fromkeys(("pretrained",), "model.weights"),
+    **dict.fromkeys(("callbacks", "callback"), "hooks"),
     **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
 }
 """Names of fields in PyTorch's examples, Lightning, Accelerate, timm and torchrun."""
@@ -47,11 +48,13 @@ def flags(given: str, known: Sequence[str]) -> list[str]:
     tail = path.rpartition(".")[2]
     same = [one for one in known if one.rpartition(".")[2] == tail]
     longer = [one for one in known if one.rpartition(".")[2].startswith(tail) and len(tail) > 2]
-    if same or longer:
-        return (same or longer)[:4]
+    within = [one for one in known if tail in one.split(".")[:-1]]
+    if found := same or longer or within:
+        return found[:4]
     head = path.partition(".")[0]
     for among in ([one for one in known if one.startswith(f"{head}.")], known):
-        tails = {one.rpartition(".")[2]: one for one in reversed(among)}
+        deepest_first = sorted(reversed(among), key=lambda one: -one.count("."))
+        tails = {one.rpartition(".")[2]: one for one in deepest_first}
         if close := difflib.get_close_matches(tail, tails, n=1, cutoff=_ALIKE):
             return [tails[close[0]]]
     return []

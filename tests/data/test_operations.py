@@ -423,6 +423,10 @@ def test_operations_survive_json() -> None:
         (lambda: RandAugment(magnitude=31), "magnitude = 31 .*from 0 to 30"),
         (lambda: AugMix(severity=11), "severity = 11"),
         (lambda: AugMix(chain_depth=0), "chain_depth = 0"),
+        (lambda: Augment((HorizontalFlip(),)), "operations are given by name, in Augment; write operations="),  # type: ignore[arg-type]
+        (lambda: Augment(HorizontalFlip()), "operations are given by name, in Augment; write operations="),  # type: ignore[arg-type]
+        (lambda: RandomCrop(32), r"RandomCrop takes no size, and its values by name only; write RandomCrop\(\)"),  # type: ignore[misc]
+        (lambda: RandomResizedCrop(224, scale=(0.1, 1)), "RandomResizedCrop takes no size"),  # type: ignore[misc]
         (lambda: Augment(operations=[HorizontalFlip()]), "operations must be a tuple of raytrain's operations, got "),  # type: ignore[arg-type]
         (lambda: Augment(operations=(HorizontalFlip,)), "got the class HorizontalFlip, in Augment; write operations="),  # type: ignore[arg-type]
         (lambda: Augment(operations=(raytrain_v2().RandomHorizontalFlip(),)), "got RandomHorizontalFlip"),

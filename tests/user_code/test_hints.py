@@ -142,4 +142,6 @@ def test_predict_with_the_run_last_says_the_right_order(
 
 def test_several_paths_of_one_name_are_all_suggested() -> None:
     assert hints.flags("--lr", ["optimizer.lr", "head.lr", "epochs"]) == ["optimizer.lr", "head.lr"]
+    assert hints.flags("--augment", ["data.augment.flip", "data.root"]) == ["data.augment.flip"]
+    assert hints.flags("--seedd", ["data.folds.seed", "seed"]) == ["seed"]
     assert hints.flags("--head.lrr", ["optimizer.lr", "head.lr"]) == ["head.lr"]
