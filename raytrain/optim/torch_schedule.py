@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -101,6 +102,13 @@ class TorchSchedule(Wrapped, Simulated):
 
     def __post_init__(self) -> None:
         check(self)
+
+    @classmethod
+    def _check(cls, target: Any) -> None:
+        if isinstance(target, type) and "schedulers" in inspect.signature(target).parameters:
+            what = f"{target.__name__} takes a list of schedulers, which saved JSON cannot hold"
+            how = "write `def my_schedule(optimizer)`, which makes and returns it, and wrap that"
+            raise errors.UserError(what, f"in TorchSchedule({where_is(target)})", how)
 
     def scheduler(self, optimizer: torch.optim.Optimizer, updates: int, mode: Literal["min", "max"]) -> Any:
         """Return the scheduler that the class or function makes."""

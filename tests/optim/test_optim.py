@@ -346,6 +346,7 @@ def test_a_fraction_of_an_epoch_is_a_number_of_steps() -> None:
             lambda: TorchSchedule(SCHEDULERS.ReduceLROnPlateau, mode="max").lr(0.1, 0, 7, 6),
             "looks for the max of task.monitor, whose best value is the min",
         ),
+        (lambda: TorchSchedule(SCHEDULERS.ChainedScheduler), r"takes a list .*; write `def my_schedule\(optimizer\)`"),
         (
             lambda: TorchSchedule(SCHEDULERS.ReduceLROnPlateau, every="step").lr(0.1, 0, 7, 6),
             "ReduceLROnPlateau is stepped after validations, not after steps",
