@@ -241,7 +241,10 @@ def _wrong_fields(index: Index) -> tuple[str, str] | None:
     names = [field.name for field in index.fields]
     for field in index.fields:
         if not str(field.name).isidentifier() or field.name in _TAKEN or names.count(field.name) > 1:
-            return f"a field cannot be called {field.name!r}", "give each field a name of its own, as a variable's"
+            how = "give each field a name of its own, as a variable's"
+            if field.name == "target":
+                how = "call a sample's class `label`, and other targets as what they are, such as `price` or `tags`"
+            return f"a field cannot be called {field.name!r}", how
         if not (isinstance(field.shape, tuple) and all(type(side) is int and side > 0 for side in field.shape)):
             return f"the shape of {field.name!r} must be a tuple of whole numbers, got {field.shape!r}", (
                 "write (3, 32, 32), or () for one number per sample"

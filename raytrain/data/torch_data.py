@@ -65,7 +65,7 @@ class TorchData(Wrapped, Data):
         fields, labelled = self._fields()
         labels = {name: self._labels(name) if labelled else None for name in names}
         found = [one for one in labels.values() if one is not None]
-        classes = self._classes(max(int(one.max(initial=0)) for one in found), names) if found else ()
+        classes = self._classes(found, names) if found else ()
         whole = {
             name: Index(
                 labels[name],  # type: ignore[arg-type]
@@ -76,6 +76,9 @@ class TorchData(Wrapped, Data):
             )
             for name in names
         }
+        if classes[:1] == ("0",) and all(one.min(initial=1) == 1 for one in found):
+            note = "no sample has label 0: if labels are counted from 1, subtract 1 from each"
+            whole["train"] = replace(whole["train"], notes=(note,))
         if self._splits:
             return whole
         every = whole["train"]
@@ -149,7 +152,7 @@ class TorchData(Wrapped, Data):
             named = {"image": sample[0] if isinstance(sample, tuple | list) else sample}
         number = None if label is None else _array(label)
         if label is not None and (number is None or number.ndim or number.dtype.kind not in "iu"):
-            raise self._wrong(f"a label must be a whole number, got {_kind(label)}", _DICT)
+            raise self._wrong(f"a label must be a whole number, got {_kind(label)}", _instead(label, number))
         arrays = {}
         for name, value in named.items():
             array = _array(value)
@@ -207,21 +210,39 @@ class TorchData(Wrapped, Data):
             raise self._wrong(f"sample {labels.index(None)} has no label, and the first one has", "label all samples")
         return np.array(labels, np.int64)
 
-    def _classes(self, highest: int, splits: tuple[str, ...]) -> tuple[str, ...]:
+    def _classes(self, labels: list[np.ndarray], splits: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of classes that the dataset has, or numbers.
 
         Raises:
-            UserError: the splits' datasets name other classes, or the same ones in another order.
+            UserError: the splits' datasets name other classes, or the same ones in another order; or labels are counted
+                from 1.
         """
+        highest = max(int(one.max(initial=0)) for one in labels)
         known = {split: _named(getattr(self._dataset(split), "classes", None)) for split in splits}
         train = known["train"]
         for split, names in known.items():
             if train and names and names != train:
                 raise classes_differ(train, names, split, f"in {where_is(target_of(type(self)))}", "the same classes")
+        if train and len(train) == highest and all(one.min(initial=1) > 0 for one in labels):
+            what = f"labels are 1 to {highest}, and the {highest} classes have the numbers 0 to {highest - 1}"
+            raise self._wrong(what, "subtract 1 from each label")
         return train if len(train) > highest else tuple(str(number) for number in range(highest + 1))
 
     def _wrong(self, what: str, how: str) -> errors.UserError:
         return errors.UserError(what, f"in {where_is(target_of(type(self)))}", how)
+
+
+def _instead(label: Any, number: np.ndarray | None) -> str:
+    """Return what to do about a label that is no whole number."""
+    if isinstance(label, str):
+        return "return the number of its class, counted from 0"
+    if number is not None and number.size == 1 and number.dtype.kind == "f":
+        return 'return int(label), or for a regression a dict such as {"image": image, "price": 3.5}'
+    if number is not None and number.ndim == 1:
+        several = 'for several classes or numbers of a sample a dict such as {"image": image, "tags": label}'
+        one_hot = f"return int(label.argmax()) if it is one-hot, or {several}"
+        return "return label.item()" if len(number) == 1 else one_hot
+    return _DICT
 
 
 def _array(value: Any) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.plain_parts import Digit, LongStream, Stream, Whole, named, truth
+from helpers.plain_parts import Digit, LongStream, Stream, Whole, from_one, named, truth
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 
 from raytrain import (
@@ -122,7 +122,11 @@ def test_a_share_of_each_class_is_held_out() -> None:
         (TorchData(Whole, form="text"), "'name' of a sample is str"),
         (TorchData(Whole, form="palette"), "'image' of a sample is PIL.Image in mode P"),
         (TorchData(Whole, form="last"), r"'image' is uint8 \[8, 8, 3\], with its channels last"),
-        (TorchData(Whole, form="regression"), "a label must be a whole number, got float"),
+        (TorchData(Whole, form="regression"), r"got float, .*; return int\(label\), or for a regression"),
+        (TorchData(Whole, form="one-hot"), r"got torch.Tensor of bool \[10\], .*; return int\(label.argmax"),
+        (TorchData(Whole, form="a name"), "a label must be .*, got str, .*; return the number of its class"),
+        (TorchData(Whole, form="target"), "a field cannot be called 'target', .*; call a sample's class `label`"),
+        (TorchData(from_one, classes=10), "labels are 1 to 10, and the 10 classes have the numbers 0 to 9, in from"),
         (TorchData(Whole, form="sizes"), r"sample . has uint8 \[1, 8, 9\] as 'image', and the first uint8 \[1, 8, 8"),
         (TorchData(Whole, form="wrong", targets=True), "sample . has the label ., and . in the list of all labels"),
         (TorchData(Whole, form="other"), "fails: KeyError: 'other', .*plain_parts.py:"),
@@ -135,7 +139,10 @@ def test_a_share_of_each_class_is_held_out() -> None:
             r"'image' of a sample is numpy.ndarray of complex128 \[1, 8, 8\]",
         ),
         (TorchData(Whole, form="half"), r"'image' of a sample is torch.Tensor of bfloat16 \[1, 8, 8\], .* float32"),
-        (TorchData(Whole, form="a list"), r"a label must be a whole number, got torch.Tensor of int64 \[1\]"),
+        (
+            TorchData(Whole, form="a list"),
+            r"a label must be .* of int64 \[1\], .*; return label.item",
+        ),
     ],
     ids=str,
 )
@@ -143,6 +150,13 @@ def test_what_cannot_be_trained_on_is_refused(data: Data, message: str) -> None:
     with pytest.raises(UserError, match=message):
         index = checked_indices(data)["train"]
         checked_read(data, index, np.arange(9))
+
+
+def test_labels_that_may_be_counted_from_one_are_noted() -> None:
+    (note,) = checked_indices(TorchData(Whole, form="from 1"))["train"].notes
+    assert note.startswith("no sample has label 0")
+    known = checked_indices(TorchData(from_one, classes=11))["train"]
+    assert not known.notes and len(known.classes) == 11, "as EMNIST's letters, whose first class is N/A"
 
 
 def test_a_file_that_cannot_be_read_is_a_bad_sample() -> None:

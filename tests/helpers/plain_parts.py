@@ -128,6 +128,10 @@ class Digit(Dataset):
             "complex": lambda: (image * 1j, label),
             "half": lambda: (torch.from_numpy(image).bfloat16(), label),
             "a list": lambda: (image, torch.tensor([label])),
+            "one-hot": lambda: (image, torch.arange(10) == label),
+            "a name": lambda: (image, "seven"),
+            "target": lambda: {"image": image, "target": label},
+            "from 1": lambda: (image, label + 1),
             "bare": lambda: torch.from_numpy(image),
             "random": lambda: (torch.rand(1, 8, 8), label),
             "three": lambda: (image, label, label),
@@ -172,4 +176,11 @@ def named(split: str, val: str = "9876543210") -> Dataset:
     """Digits whose val has class names of its own, a letter each."""
     found = Digit(split)
     found.classes = list("0123456789" if split == "train" else val)
+    return found
+
+
+def from_one(classes: int) -> Dataset:
+    """Digits whose labels are 1 to 10, with the names of so many classes."""
+    found = Whole("from 1")
+    found.classes = [f"digit {number}" for number in range(classes)]
     return found
