@@ -27,6 +27,9 @@ _TRIED_FOR_REAL = 30_000_000
 """Parameters of the largest model that is tried on the CPU: the meta device needs none of its memory, but torch's
 decompositions, which are long to import."""
 
+_CUDA = ("Found no NVIDIA driver", "not compiled with CUDA", "No CUDA GPUs are available")
+"""Parts of the messages of code that moves tensors to a GPU where there is none."""
+
 _COMPILED_SIDES = 3
 """Sizes of images that a model is compiled for: each takes a graph for full and one for short batches, and torch gives
 up after 8 graphs."""
@@ -100,12 +103,18 @@ def _remedy(experiment: Experiment, blank: Batch, classes: int, error: str) -> s
     sample, dtype = _shape(blank), str(blank.input.dtype).removeprefix("torch.")
     more = [name for name in blank.arrays if name != "label"][1:]
     if "required positional argument" in error and not experiment.task.gives_more:
-        given = f'batch["{more[0]}"]' if more else 'batch["NAME"], with a further field of the data'
-        return f"write `def forward(self, model, batch): return model(batch.input, {given})` in the task"
+        write = f'write `def forward(self, model, batch): return model(batch.input, batch["{(more or ["NAME"])[0]}"])` '
+        return f"{write}in the task" + ("" if more else ", where NAME is a further field of the data")
     if experiment.task.gives_more and "a batch of this data has" in error:
         return "take one of these fields in the task's forward(), or add the missing one to the data"
     if not classes and "[0, " in error:  # a convolution without outputs
         return f"the data names no classes, so let {_code(experiment.model)} give as many outputs as the task wants"
+    if any(text in error for text in _CUDA):
+        return "leave .cuda() and device='cuda' out: raytrain moves the model and its input to the worker's device"
+    if len(sample) == 3 and sample[-1] <= 4 < sample[0]:
+        return f"put channels first, as in {[sample[-1], *sample[:-1]]}: the data gives {list(sample)}"
+    if len(sample) == 2 and dtype == "uint8":
+        return f"let the data give images with an axis of channels, {[1, *sample]}: it gives {list(sample)}"
     axes = " (channels, height, width)" if len(sample) == 3 else ""
     how = f"make {_code(experiment.model)} use the sample's shape{axes}, which is {sample} here"
     if dtype == "float32":

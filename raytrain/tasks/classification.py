@@ -128,12 +128,17 @@ class Classification(Supervised):
             raise errors.UserError(
                 f"{type(self).__name__} needs labels, and the data has none",
                 "in task",
-                "give labels and classes to Index, or write a Task of your own, with a loss for this data",
+                "give labels and classes to Index (samples of a TorchData are (image, label) or dicts with a `label`), "
+                "or write a Task of your own, with a loss for this data",
             )
         if output != (1, classes):
+            named = "an argument `num_classes` or `classes` that is left out gets that number"
+            how = f"let its last layer have {classes} outputs; {named}"
+            if len(output) != 2:
+                how = f"let it return logits [n, {classes}] of n images, without argmax() or squeeze()"
             raise errors.UserError(
                 f"the model's head does not fit the classes: it gives {list(output)} for one sample and "
                 f"the data has {classes} classes",
                 f"in {where}",
-                f"let its last layer have {classes} outputs; an argument `classes` is given that number",
+                how,
             )

@@ -122,6 +122,7 @@ AT = "in T.loss (exp.py:+3)"
             "the first training step fails for images float32 [64, 1, 8, 8] and labels int64 [64]: AttributeError: "
             "'Batch' object has no attribute 'image', exp.py:+4; a batch has images, labels, ids and targets",
         ),
+        ("images, labels = batch\n        return model(images).sum(), 2", "exp.py:+4; a batch has images, labels, ids"),
         ("return nn.functional.mse_loss(model(batch.images), batch.labels), 2", ", exp.py:+4; correct that line"),
         (
             "x = model(batch.images).sigmoid()\n        x += 1\n        return x.sum(), len(batch)",

@@ -1,0 +1,91 @@
+"""What the plan says of models and data that a user of plain PyTorch brings first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raytrain import Data, Digits, Experiment, Field, Index, Model, UserError
+from raytrain.driver import plan
+from raytrain.driver.plan import Plan
+from raytrain.driver.resources import Node, Resources
+
+
+class Net(nn.Module):
+    """A linear layer, whose outputs something is done with."""
+
+    def __init__(self, classes: int, end: str):
+        super().__init__()
+        self.end, self.layer = end, nn.LazyLinear(classes)
+        self.layer(torch.zeros(1, 64))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.end == "cuda":
+            raise RuntimeError("Found no NVIDIA driver on your system.")
+        found = self.layer(images.flatten(1))
+        return {
+            "softmax": lambda: found.softmax(1),
+            "log_softmax": lambda: found.log_softmax(1),
+            "argmax": lambda: found.argmax(1),
+            "squeeze": lambda: found.squeeze(),
+        }[self.end]()
+
+
+@dataclass(frozen=True)
+class Ending(Model):
+    end: str = "log_softmax"
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return Net(classes, self.end)
+
+
+@dataclass(frozen=True)
+class Convolution(Model):
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+@dataclass(frozen=True)
+class Turned(Digits):
+    """Digits without an axis of channels, or with it at the end."""
+
+    shape: tuple[int, ...] = (8, 8, 1)
+    dtype: str = "float32"
+
+    def index(self) -> dict[str, Index]:
+        fields = (Field("image", self.shape, self.dtype),)
+        known = super().index()
+        return {split: Index(index.labels, index.classes, split=split, fields=fields) for split, index in known.items()}
+
+    def read(self, index: Index, samples: np.ndarray) -> Any:
+        return {"image": np.zeros((len(samples), *self.shape), self.dtype)}
+
+
+def make(model: Model, data: Data | None = None) -> Plan:
+    experiment = Experiment(model, data or Digits())
+    return plan.make(experiment, lambda: Resources((Node("n0", 4, 0, 8 << 30),), "this machine"), "runs/x-N")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (Ending("argmax"), None, r"gives \[1\] for one sample .*; let it return logits \[n, 10\] of n images, without"),
+        (Ending("squeeze"), None, r"gives \[10\] for one sample .*; let it return logits \[n, 10\] of n images"),
+        (Ending("cuda"), None, r"; leave .cuda\(\) and device='cuda' out"),
+        (Convolution(), Turned(), r"; put channels first, as in \[1, 8, 8\]: the data gives \[8, 8, 1\]"),
+        (Convolution(), Turned(shape=(8, 8), dtype="uint8"), r"an axis of channels, \[1, 8, 8\]: it gives \[8, 8\]"),
+    ],
+)
+def test_a_first_mistake_is_one_line_with_its_remedy(model: Model, data: Data | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(model, data)
+
+
+@pytest.mark.parametrize(("end", "noted"), [("softmax", True), ("log_softmax", False)])
+def test_probabilities_in_the_place_of_logits_are_noted(end: str, noted: bool) -> None:
+    assert any("leave softmax out" in note for note in make(Ending(end)).notes) == noted
