@@ -132,7 +132,7 @@ def check_sizes(e: Experiment, sample: tuple[int, ...], dtype: str, epochs: floa
             was = f", and was trained on {list(known)}" if known else ""
             what = f"the teacher cannot take the student's samples of {list(size)}{was}: {places.reason(error)}"
             how = "leave out --data.augment.progressive" if size != sample else "set --data.crop to its size"
-            how = f"take a teacher of any size, or {how}: the teacher sees the student's batches"
+            how = f"take a teacher of such samples, or {how}: the teacher sees the student's batches"
             raise errors.UserError(what, f"in task.teacher {e.task.teacher}", how) from None
 
 

@@ -98,7 +98,7 @@ def failed(what: str, error: BaseException) -> errors.UserError:
 
 def reason(error: BaseException) -> str:
     """Return an exception's class and text in one line."""
-    said = " ".join(str(error).split())
+    said = " ".join(str(error).partition("\n\nWhile executing %")[0].split())  # torch.fx adds the graph's line
     said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
