@@ -10,10 +10,23 @@ import pytest
 import torch
 from torch import nn
 
-from raytrain import Data, Digits, Experiment, Field, Index, Model, UserError
+from raytrain import (
+    Augment,
+    Batch,
+    Classification,
+    Data,
+    Digits,
+    Experiment,
+    Field,
+    Index,
+    Model,
+    SimpleModel,
+    UserError,
+)
 from raytrain.driver import plan
 from raytrain.driver.plan import Plan
 from raytrain.driver.resources import Node, Resources
+from raytrain.user_code import places
 
 
 class Net(nn.Module):
@@ -66,8 +79,19 @@ class Turned(Digits):
         return {"image": np.zeros((len(samples), *self.shape), self.dtype)}
 
 
-def make(model: Model, data: Data | None = None) -> Plan:
-    experiment = Experiment(model, data or Digits())
+@dataclass(frozen=True)
+class OwnLoss(Classification):
+    """A cross entropy with the labels, or as it should be where images are mixed."""
+
+    mixed: bool = False
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        wanted = batch.targets if self.mixed and batch.targets is not None else batch.labels
+        return nn.functional.cross_entropy(model(batch.images), wanted, reduction="sum"), len(batch)
+
+
+def make(model: Model, data: Data | None = None, **more: Any) -> Plan:
+    experiment = Experiment(model, data or Digits(), **more)
     return plan.make(experiment, lambda: Resources((Node("n0", 4, 0, 8 << 30),), "this machine"), "runs/x-N")
 
 
@@ -89,3 +113,23 @@ def test_a_first_mistake_is_one_line_with_its_remedy(model: Model, data: Data | 
 @pytest.mark.parametrize(("end", "noted"), [("softmax", True), ("log_softmax", False)])
 def test_probabilities_in_the_place_of_logits_are_noted(end: str, noted: bool) -> None:
     assert any("leave softmax out" in note for note in make(Ending(end)).notes) == noted
+
+
+def test_a_loss_with_the_labels_of_mixed_images_is_refused() -> None:
+    data = Digits(augment=Augment(mixup=0.2))
+    message = "the loss reads batch.labels, and mixup and cutmix give .*, in OwnLoss .*; take `batch"
+    with pytest.raises(UserError, match=message):
+        make(SimpleModel(), data, task=OwnLoss())
+    make(SimpleModel(), data, task=OwnLoss(mixed=True))
+    make(SimpleModel(), data)
+    make(SimpleModel(), task=OwnLoss())
+
+
+def test_the_reason_of_an_exported_program_has_no_line_of_its_graph() -> None:
+    class Added(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images + torch.ones(3)
+
+    with pytest.raises(RuntimeError) as error:
+        torch.fx.Interpreter(torch.fx.symbolic_trace(Added())).run(torch.ones(2))
+    assert "While executing" in str(error.value) and "executing" not in places.reason(error.value)
