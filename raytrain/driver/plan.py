@@ -285,7 +285,7 @@ def _check_length(plan: Plan) -> None:
             f"use --validate_every_steps {max(1, steps // 2)}, or leave it out: the end of the run is validated",
         )
     if e.swa_start_epoch is not None and e.swa_start_epoch > (ends := steps // plan.steps_per_epoch):
-        what = f"swa_start_epoch is {e.swa_start_epoch} and the run has {ends} whole epochs"
+        what = f"swa_start_epoch is {e.swa_start_epoch} and the run has {ends} whole epoch{'' if ends == 1 else 's'}"
         raise errors.UserError(what, "in Experiment", "let the run be longer, or average from an earlier epoch")
 
 

@@ -133,3 +133,8 @@ def test_the_reason_of_an_exported_program_has_no_line_of_its_graph() -> None:
     with pytest.raises(RuntimeError) as error:
         torch.fx.Interpreter(torch.fx.symbolic_trace(Added())).run(torch.ones(2))
     assert "While executing" in str(error.value) and "executing" not in places.reason(error.value)
+
+
+def test_one_whole_epoch_is_no_plural() -> None:
+    with pytest.raises(UserError, match="swa_start_epoch is 2 and the run has 1 whole epoch,"):
+        make(SimpleModel(), steps=30, swa_start_epoch=2)
