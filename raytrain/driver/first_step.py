@@ -137,8 +137,7 @@ class _Step:
         seconds = time.thread_time() - started
         if seconds > _SLOW_SECONDS:
             check_last(e, self.index, self.module, batch, self.precision)
-            note = f"backward pass and evaluation were not tried: a pass of {len(batch)} samples takes {seconds:.1f} s"
-            return [note]
+            return [f"backward pass and evaluation are not tried: a pass of {len(batch)} samples takes {seconds:.1f} s"]
         with self.calling("the backward pass fails", batch, self.loss_at):
             self.precision.scaled(loss / count).backward()
         for name, parameter in self.module.named_parameters():
@@ -180,6 +179,7 @@ class _Step:
             what = f"the loss of the first {len(batch)} samples is {loss.item()} before any training"
             how = not_finite(batch) or "look for a division by zero, or a logarithm or a root of zero"
             raise UserError(what, self.loss_at, how) from FloatingPointError()
+        unsaved.check_weights(loss, self.module, self.loss_at)
         return loss, float(count)
 
     def check_gradients(self, samples: int) -> None:

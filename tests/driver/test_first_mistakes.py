@@ -138,3 +138,51 @@ def test_the_reason_of_an_exported_program_has_no_line_of_its_graph() -> None:
 def test_one_whole_epoch_is_no_plural() -> None:
     with pytest.raises(UserError, match="swa_start_epoch is 2 and the run has 1 whole epoch,"):
         make(SimpleModel(), steps=30, swa_start_epoch=2)
+
+
+class Listed(nn.Module):
+    """A model whose layers its lists and dicts hide from PyTorch."""
+
+    def __init__(self, kind: str, classes: int):
+        super().__init__()
+        self.layers: Any = {"list": list, "dict": lambda parts: dict(a=parts[0]), "modules": nn.ModuleList}[kind](
+            [nn.Linear(64, 64)]
+        )
+        self.frozen = [nn.Linear(64, 64)]  # no gradient flows into it, as into a teacher kept out of checkpoints
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        layer = self.layers["a"] if isinstance(self.layers, dict) else self.layers[0]
+        with torch.no_grad():
+            given = self.frozen[0](images.flatten(1))
+        return self.head(layer(given))
+
+
+@dataclass(frozen=True)
+class Hidden(Model):
+    kind: str = "modules"
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return Listed(self.kind, classes)
+
+
+SCALE = nn.Parameter(torch.ones(2))
+
+
+@dataclass(frozen=True)
+class Scaled(Classification):
+    """A loss with a weight of its own."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        loss, count = super().loss(model, batch)
+        return loss * SCALE.sum(), count
+
+
+def test_weights_that_nothing_trains_are_refused() -> None:
+    for kind, name in (("list", "ModuleList"), ("dict", "ModuleDict")):
+        message = rf"the layers in the {kind} `layers` are neither trained nor saved, in Listed .*write .*nn.{name}"
+        with pytest.raises(UserError, match=message):
+            make(Hidden(kind))
+    make(Hidden())
+    with pytest.raises(UserError, match=r"a weight \[2\] that the model does not have: it is not trained, in Scaled"):
+        make(SimpleModel(), task=Scaled())

@@ -601,7 +601,7 @@ def test_large_model_is_tried_on_meta_or_within_memory(monkeypatch: pytest.Monke
 def test_a_slow_model_is_not_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raytrain.driver.first_step._SLOW_SECONDS", 0.0)
     (note,) = made(model=CNN()).notes
-    assert note.startswith("backward pass and evaluation were not tried: a pass of 2 samples takes 0.")
+    assert note.startswith("backward pass and evaluation are not tried: a pass of 2 samples takes 0.")
 
 
 @dataclass(frozen=True)
