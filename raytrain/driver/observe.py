@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from raytrain.driver.feed import Feed
 from raytrain.loggers import Held, Logger, RunInfo, check_loggers
+from raytrain.run.lock import LOCK
 from raytrain.run.metrics_log import NOTES, read_metrics
 
 _PATIENCE, _HURRY = 30.0, 5.0
@@ -114,6 +117,9 @@ class Loggers(Logger):
 _REFUSED = "a checkpoint was not stored, and training goes on: "
 _FULL = "no space is left on the disk of {}, and training goes on: metrics and checkpoints wait for some"
 _AWAY = "{} is gone, and training goes on: metrics and checkpoints wait for it to come back"
+_READ_ONLY = "{} cannot be written ({}), and training goes on: metrics and checkpoints wait until it can"
+_TRY_SECONDS = 5.0
+"""Between two attempts to write to the disk of a run."""
 
 
 class Tail:
@@ -122,6 +128,7 @@ class Tail:
     def __init__(self, path: Path, offset: int, observer: Logger):
         self.path, self.offset, self.observer = path, offset, observer
         self.seen = self.full = self.away = False
+        self.refusal, self._tried = "", -_TRY_SECONDS
         logs = {path.parent / "logs" / "checkpoints.log": _REFUSED, path.parent / NOTES: ""}
         self._logs = {log: (_size(log), prefix) for log, prefix in logs.items()}
 
@@ -152,6 +159,10 @@ class Tail:
         if away and not self.away:
             self.observer.note(_AWAY.format(self.path.parent))
         self.full, self.away = full, away
+        if time.monotonic() - self._tried >= _TRY_SECONDS:
+            before, self.refusal, self._tried = self.refusal, _refusal(self.path.parent), time.monotonic()
+            if self.refusal and not before:
+                self.observer.note(_READ_ONLY.format(self.path.parent, self.refusal))
 
     @contextlib.contextmanager
     def in_background(self) -> Iterator[None]:
@@ -179,6 +190,18 @@ def _is_full(folder: Path) -> bool:
     except OSError:
         return False
     return disk.f_blocks > 0 and not (disk.f_bavail if os.geteuid() else disk.f_bfree)
+
+
+def _refusal(folder: Path) -> str:
+    """Return why the disk of a run takes no write, else "".
+
+    Only a write tells: a file system that the kernel made read-only after an error may look as before.
+    """
+    try:
+        os.utime(folder / LOCK)
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in (errno.EROFS, errno.EIO) else ""
+    return ""
 
 
 def _size(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from raytrain import CSVLogger, MLflow, TensorBoard, WandB
+from raytrain.driver import observe
 from raytrain.driver.observe import Loggers, Tail
 from raytrain.errors import UserError
 from raytrain.loggers import Logger
@@ -73,6 +75,22 @@ def test_a_full_disk_is_said_each_time_that_it_fills(tmp_path: Path, monkeypatch
     for space[0] in (5, 0, 0, 3, 0):
         tail.poll()
     assert len(seen.found) == 2 and f"no space is left on the disk of {tmp_path}," in seen.found[0]
+
+
+def test_a_read_only_disk_is_said_each_time_that_it_becomes_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail, why = Tail(tmp_path / "metrics.jsonl", 0, seen := Seen()), [0]
+    monkeypatch.setattr(observe, "_TRY_SECONDS", 0.0)
+
+    def utime(path: Path) -> None:
+        if why[0]:
+            raise OSError(why[0], os.strerror(why[0]))
+
+    monkeypatch.setattr(os, "utime", utime)
+    for why[0] in (0, errno.EROFS, errno.EROFS, 0, errno.EACCES, errno.ENOENT, errno.EIO):
+        tail.poll()
+    first, second = seen.found
+    assert f"{tmp_path} cannot be written (Read-only file system), and training goes on" in first
+    assert "(Input/output error)" in second
 
 
 def test_a_folder_that_is_gone_is_said_each_time(tmp_path: Path) -> None:
