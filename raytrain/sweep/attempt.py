@@ -214,6 +214,12 @@ class Attempt:
 
     def _train(self) -> None:
         """Run the attempt. Its outcome is reported in the queue, never raised."""
+        try:
+            self._said.put(self._outcome())
+        except Exception as raised:  # its record cannot be written, as on a full disk
+            self._said.put(("lost", raised))
+
+    def _outcome(self) -> tuple[str, Any]:
         found = record.read(self.run) or {}
         record.update(
             self.run,
@@ -246,8 +252,7 @@ class Attempt:
             caught = blame.of_gpu(raised)
             if isinstance(caught, endings.RunFailed) and caught.lost:
                 record.update(self.run, status="interrupted")  # not paused: the next attempt counts
-                self._said.put(("lost", caught))
-                return
+                return "lost", caught
             if gpu_errors.lost(caught):
                 os._exit(1)  # Tune starts the trial again, in a new process, as this one cannot use the GPU any more
             self.spoiled = gpu_errors.code(caught) == gpu_errors.ASSERT
@@ -255,14 +260,12 @@ class Attempt:
         finally:
             self._trainer = None
         if status != "interrupted":
-            more: dict[str, Any] = {}
-            if self.value.scaling.ranks <= 1:
-                more["peak_memory_bytes"] = self._peak()
+            more: dict[str, Any] = {"peak_memory_bytes": self._peak()} if self.value.scaling.ranks <= 1 else {}
             places = [known_json(file).get("host") for file in sorted((self.run / "logs").glob("place_*.json"))]
             if self.named and (hosts := dict.fromkeys(filter(None, places))):  # of several workers
                 more["host"] = ", ".join(hosts)
             record.update(self.run, status=status, error=error, ended=time.time(), **more)
-        self._said.put(("end", status))
+        return "end", status
 
     def _job(self) -> Job:
         indices: dict[str, Index] = ray.get(self.data.indices)
@@ -304,8 +307,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """End this process with a traceback when the loop is stuck, by a timer in C, which needs no interpreter
-        lock."""
+        """End this process with a traceback when the loop is stuck, by a timer in C without the interpreter's lock."""
         (self.run / "logs").mkdir(exist_ok=True)
         with open(self.run / "logs" / record.STUCK, "w") as self._stuck:
             self.alive()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import socket
 import threading
@@ -169,3 +171,14 @@ def test_trial_of_several_workers_reads_each_row_once(tmp_path: Path, reads: lis
     assert taken == [("row", json.loads(row)) for row in rows]
     offsets = [offset for _, offset in reads]
     assert offsets == sorted({*offsets}) and len(offsets) <= 2 * len(rows), "no byte twice"
+
+
+def test_a_record_that_cannot_be_written_ends_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **fields: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(record, "update", full)
+    trial = Attempt(tmp_path, BASE, attempts.Data(None, {}), Limits(None, 60))
+    trial._train()
+    kind, what = trial._said.get_nowait()  # `next` waits for it, and raises it
+    assert kind == "lost" and what.errno == errno.ENOSPC
