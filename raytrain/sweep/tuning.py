@@ -278,6 +278,7 @@ def _tuner(trials: Trials, shelf: dict[str, Any], notes: list[str]) -> tune.Tune
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     tune_start.count_no_callbacks()
     tune_start.quote_python()
+    tune_start.let_actors_start()
     tune_recovery.recover_next_trials()
     tune_recovery.recover_from_all()
     tune_recovery.spare_lost_hosts(_lost_its_host)

@@ -6,11 +6,15 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray.tune.execution import class_cache
+from ray.tune.execution.tune_controller import TuneController
 
-from raytrain.driver.ray_internals.tune_start import quote_python
+from raytrain.driver.ray_internals.tune_start import let_actors_start, quote_python
 
 
 class Trainable:
@@ -37,6 +41,37 @@ def test_plain_path_of_python_is_left_to_tune(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "executable", "/opt/env/bin/python3.11")
     quote_python()
     assert class_cache._ActorClassCache.get is own and "py_executable" not in environment_of_actor()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    number: int
+    placement_group_factory: str = "a CPU"
+
+
+def test_an_actor_that_starts_keeps_its_trial_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune would end that actor: trials shorter than the start of an actor would follow each other in one."""
+    monkeypatch.setattr(TuneController, "_maybe_reuse_cached_actor", lambda self, trial: True)
+    let_actors_start()
+    first, second = Waiting(1), Waiting(2)
+    actors, waiting = {first: "of first"}, {first}
+    controller: Any = SimpleNamespace(
+        _trial_to_actor=actors,
+        _resetting_trials=set(),
+        _resources_to_pending_trials={"a CPU": waiting},
+        _actor_manager=SimpleNamespace(is_actor_started={"of first"}.__contains__),
+    )
+
+    def reused(trial: Waiting) -> bool:
+        return TuneController._maybe_reuse_cached_actor(controller, trial)  # type: ignore[arg-type]
+
+    assert reused(first), "no other trial waits"
+    waiting.add(second)
+    assert not reused(first) and reused(second)
+    actors[second] = "of second"
+    assert not reused(first) and reused(second), "the actor of the second waits for a CPU"
+    controller._resetting_trials.add(first)
+    assert reused(first), "it has one that is free"
 
 
 def test_tune_neither_starts_nor_joins_a_ray_when_that_of_the_sweep_is_gone() -> None:

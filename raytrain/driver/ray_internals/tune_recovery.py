@@ -10,7 +10,7 @@ from typing import Any
 from ray import cloudpickle
 from ray.exceptions import RayActorError, RayTaskError
 
-from raytrain.driver.ray_internals.versions import private
+from raytrain.driver.ray_internals.versions import replace
 
 _HOSTS = 10
 """Hosts that a trial may lose without a failure: more than chance takes. A trial that brings down its hosts ends."""
@@ -32,7 +32,7 @@ def recover_next_trials() -> None:
 
         return actor_failed
 
-    _replace("ray.tune.execution.tune_controller", "TuneController", "_actor_failed", made)
+    replace("ray.tune.execution.tune_controller", "TuneController", "_actor_failed", made)
 
 
 def recover_from_all() -> None:
@@ -48,7 +48,7 @@ def recover_from_all() -> None:
 
         return actor_task_failed
 
-    _replace("ray.air.execution._internal.actor_manager", "RayActorManager", "_actor_task_failed", made)
+    replace("ray.air.execution._internal.actor_manager", "RayActorManager", "_actor_task_failed", made)
 
 
 def spare_lost_hosts(lost: Callable[[Any], bool]) -> None:
@@ -69,15 +69,7 @@ def spare_lost_hosts(lost: Callable[[Any], bool]) -> None:
 
         return handle_error
 
-    _replace("ray.tune.experiment.trial", "Trial", "handle_error", made)
-
-
-def _replace(module: str, owner: str, method: str, made: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Replace a method of a class of Ray by one that is made from it; once, and where Ray has it."""
-    known = getattr(private(module, owner), owner, None)
-    before = getattr(known, method, None)
-    if before is not None and before.__module__ != __name__:
-        setattr(known, method, made(before))
+    replace("ray.tune.experiment.trial", "Trial", "handle_error", made)
 
 
 def error_of(trial: Any) -> BaseException:

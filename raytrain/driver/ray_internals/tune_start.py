@@ -1,17 +1,17 @@
-"""Start Ray Tune without importing every tracker that is installed, and its actors with a Python at any path."""
+"""Start Ray Tune without importing every tracker that is installed, and its actors once, with a Python at any path."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.air._internal import usage
 
-from raytrain.driver.ray_internals.versions import private
+from raytrain.driver.ray_internals.versions import private, replace
 
 
 def count_no_callbacks() -> None:
@@ -41,3 +41,22 @@ def quote_python() -> None:
         return cache._cache[trainable]
 
     known._ActorClassCache.get = get
+
+
+def let_actors_start() -> None:
+    """Let an actor that is starting keep its trial where another trial waits for one. Tune gives the trial to the next
+    actor that is free, and ends the one that was starting: trials shorter than a start would all run in one process."""
+
+    def made(reuse: Callable[..., bool]) -> Callable[..., bool]:
+        def maybe_reuse_cached_actor(self: Any, trial: Any) -> bool:
+            starting = self._actor_manager.is_actor_started
+            actors = self._trial_to_actor
+            if trial in actors and trial not in self._resetting_trials and starting(actors[trial]):
+                others = self._resources_to_pending_trials[trial.placement_group_factory]
+                if any(one not in actors or not starting(actors[one]) for one in others):
+                    return False
+            return reuse(self, trial)
+
+        return maybe_reuse_cached_actor
+
+    replace("ray.tune.execution.tune_controller", "TuneController", "_maybe_reuse_cached_actor", made)
