@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -95,6 +96,8 @@ class Trial(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """End the trial and begin another one."""
         self._end()
+        if not gc.get_freeze_count():
+            gc.freeze()  # the modules: to look through them again would take half a second of each trial
         if self.attempt.spoiled:
             os._exit(1)  # Tune begins the next trial again in a new process
         self._begin(new_config)
