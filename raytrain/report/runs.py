@@ -40,7 +40,8 @@ class Found:
         epochs, steps: how far a run has come; None where that is not known. A sweep has `trials` instead.
         trials: number of trials of a sweep.
         metric: the name of the metric that chooses the best checkpoint, or a sweep's first objective.
-        best: its best value.
+        direction: whether the highest or the lowest value is the best, max or min; None of a run without a summary.
+        best: the best value.
         bytes: size of all its files.
     """
 
@@ -52,6 +53,7 @@ class Found:
     steps: int | None
     trials: int | None
     metric: str
+    direction: str | None
     best: float | None
     bytes: int
 
@@ -88,6 +90,7 @@ def _run(path: Path, name: str) -> Found:
         None if steps is None else int(steps),
         None,
         plain(metric),
+        None if summary.get("direction") not in ("max", "min") else str(summary["direction"]),
         _first(number(summary.get(metric)), number(best.get(metric))),
         _size(path),
     )
@@ -101,8 +104,8 @@ def _sweep(path: Path, name: str) -> Found:
         best = next((spreads[0].mean for spreads in of_best), None)
     status = "running" if held(path) else results.status or "unfinished"
     changed = _changed(path, "sweep.json")
-    metric = results.objectives[0].name
-    return Found(name, "sweep", status, changed, None, None, len(results.trials), metric, best, _size(path))
+    metric, direction = results.objectives[0].name, "max" if results.objectives[0].highest_is_best else "min"
+    return Found(name, "sweep", status, changed, None, None, len(results.trials), metric, direction, best, _size(path))
 
 
 def _first(*values: float | None) -> float | None:
@@ -127,16 +130,20 @@ def _size(path: Path) -> int:
 
 
 def ordered(found: list[Found], by: str) -> list[Found]:
-    """Return runs by name, or with the newest, the largest or the highest metric first; those without one at the end.
+    """Return runs by name, or with the newest, the largest or the best metric first; those without one at the end.
 
     Args:
         by: name, when, metric or size.
     """
     if by == "name":
         return sorted(found, key=lambda one: one.name)
-    keys = {"when": lambda one: one.changed, "metric": lambda one: one.best, "size": lambda one: one.bytes}
+    keys = {"when": lambda one: one.changed, "metric": _goodness, "size": lambda one: one.bytes}
     known = [one for one in found if keys[by](one) is not None]
     return sorted(known, key=keys[by], reverse=True) + [one for one in found if keys[by](one) is None]
+
+
+def _goodness(one: Found) -> float | None:
+    return -one.best if one.best is not None and one.direction == "min" else one.best
 
 
 def to_json(found: list[Found]) -> str:

@@ -182,7 +182,7 @@ class Run:
 
 def _is_summary(found: dict[str, Any]) -> bool:
     """Return whether the content of a summary.json is valid; a damaged summary counts as missing."""
-    words = ("status", "monitor", "device", "precision", "error", "stopped_because")
+    words = ("status", "monitor", "direction", "device", "precision", "error", "stopped_because")
     others = {name: value for name, value in found.items() if name not in (*words, "precision_milliseconds")}
     floor = others.pop("baseline", {})
     scores = isinstance(floor, dict) and all(isinstance(value, int | float) for value in floor.values())

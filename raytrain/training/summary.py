@@ -31,7 +31,7 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
     ending = "out_of_time" if trainer.timing.out_of_time else "stopped_early"
     return {
         "status": status,
-        "monitor": trainer.experiment.task.monitor,
+        **_goal(trainer.experiment),
         **progress.summary(),
         **({ending: True} if early else {}),
         **({"stopped_because": trainer.timing.reason} if early and trainer.timing.reason else {}),
@@ -42,6 +42,11 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
         "peak_memory_bytes": int(peak.item()),
         **({"baseline": trainer.baseline} if trainer.baseline else {}),
     }
+
+
+def _goal(e: Experiment) -> dict[str, str]:
+    """Return the metric that chooses the best checkpoint, and whether its highest or its lowest value is the best."""
+    return {"monitor": e.task.monitor, "direction": e.task.declared()[e.task.monitor]}
 
 
 def of_checkpoint(
@@ -58,7 +63,7 @@ def of_checkpoint(
     """
     return {
         "status": "interrupted",
-        "monitor": e.task.monitor,
+        **_goal(e),
         **Progress.from_state(state.get("progress")).summary(),
         "workers": state.get("workers"),
         "device": device,

@@ -78,6 +78,10 @@ def test_the_order_is_what_was_asked_for(root: Path, capsys: Capture) -> None:
     assert names("name") == ["good", "group/worse", "none"]
     assert names("when") == ["none", "good", "group/worse"]
     assert names("metric") == ["good", "group/worse", "none"] and names("size")[-1] == "none"
+    for run in ("good", "group/worse"):
+        summary = json.loads((root / run / "summary.json").read_text())
+        (root / run / "summary.json").write_text(json.dumps(summary | {"direction": "min"}))
+    assert names("metric") == ["group/worse", "good", "none"], "the lowest is the best"
 
 
 def test_damaged_runs_are_listed(root: Path, capsys: Capture) -> None:

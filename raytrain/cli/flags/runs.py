@@ -24,7 +24,7 @@ def runs(arguments: list[str]) -> tuple[Path, str, bool]:
 
         Args:
             directory: The directory to search.
-            sort: By name, or the newest, the highest metric or the largest first.
+            sort: By name, or the newest, the best metric or the largest first.
             json: Print a JSON list.
         """
         return directory, sort, json
