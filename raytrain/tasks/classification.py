@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -93,6 +93,10 @@ class Classification(Supervised):
     def per_class(self, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return precision, recall, F1 and number of samples of each class."""
         return counts.per_class(counts.of_confusion(sums["confusion"]), classes)
+
+    def mean_of_views(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the logarithm of the mean probabilities."""
+        return losses().mean_share(outputs)
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return the likeliest class as `label`, its `probability`, and the `probabilities` of all classes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -62,6 +63,22 @@ def classes(
     parts = (-logs.expm1()).clamp_min(1e-12) ** gamma * -logs * shares
     weight = numbers(weights, logits.device)
     return (parts if weight is None else parts * weight).sum()
+
+
+def mean_share(logits: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the logarithm of the mean probabilities of several answers [n, classes, ...], float32."""
+    shares = torch.stack([one.float().softmax(dim=1) for one in logits]).mean(dim=0)
+    return shares.clamp_min(torch.finfo(torch.float32).tiny).log()
+
+
+def mean(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean of several answers, float32 for those of half precision."""
+    return torch.stack([wide(one) for one in outputs]).mean(dim=0)
+
+
+def mean_of_each(logits: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the logits of the mean probabilities of several answers to yes-or-no questions, float32."""
+    return torch.stack([one.double().sigmoid() for one in logits]).mean(dim=0).logit(eps=1e-12).float()
 
 
 def labels(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

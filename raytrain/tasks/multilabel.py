@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -101,6 +101,10 @@ class MultiLabel(Supervised):
         """Return precision, recall, F1 and number of samples of each class."""
         names = self.class_names(classes)
         return counts.per_class(sums, names if len(names) == len(sums["actual"]) else ())
+
+    def mean_of_views(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the logits of the mean probabilities."""
+        return losses().mean_of_each(outputs)
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return `labels`, the names of the classes with a probability above 0.5, with spaces between them, and the

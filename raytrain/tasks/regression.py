@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,6 +103,10 @@ class Regression(Supervised):
             std = self._of_each(self.std, 1.0, outputs)
             outputs, wanted = outputs / std, wanted / std
         return losses().distances(outputs, wanted, self.error, self.huber_delta)
+
+    def mean_of_views(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the mean."""
+        return losses().mean(outputs)
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return a column for each number, called as `names` says."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -136,6 +136,10 @@ class Segmentation(Supervised):
     def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the task's names of classes, or the data's."""
         return self.classes or classes
+
+    def mean_of_views(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the logarithm of the mean probabilities of each pixel."""
+        return losses().mean_share(outputs)
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return the likeliest class of each pixel as `mask`, uint8 [height, width]; int32 for more than 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from inspect import isfunction
@@ -114,6 +114,21 @@ class Task:
     def in_units(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the model's outputs as exported programs give them: as they are by default."""
         return outputs
+
+    def mean_of_views(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return one answer from those to several views of each sample, for `--tta`.
+
+        Args:
+            outputs: the model's [n, ...], of each view.
+
+        Raises:
+            UserError: the task does not say, as in the base class.
+        """
+        raise errors.UserError(
+            f"--tta needs a task that averages its answers, and this run's task is {type(self).__name__}",
+            f"in {place(type(self))}",
+            "leave it out, or write `def mean_of_views(self, outputs)`, which returns one answer for a list of them",
+        )
 
     def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of what `probabilities` are of: the data's classes by default."""

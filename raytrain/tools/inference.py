@@ -59,7 +59,7 @@ def evaluate(
         root: another `data.root`, with the same classes.
         split: train, val or test.
         which: best or last.
-        tta: test-time augmentation: `flip`, or the number of views of each image whose probabilities are averaged.
+        tta: test-time augmentation: `flip`, or the number of views of each image whose answers are averaged.
         watch: called with the model's outputs [n, ...] for each batch, and the batch, if the run's task is a Supervised
             one that evaluates in the usual way.
 
@@ -88,7 +88,7 @@ def evaluate(
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, on, train=False, memory_format=layout)
     task, model = e.task, run.model(which).to(on, memory_format=layout)  # type: ignore[call-overload]
     if tta:
-        loader.prepare = Views(loader.prepare, tta, views, e.seed)
+        loader.prepare = Views(loader.prepare, tta, views, e.seed, task)
         task, model = averaged(task, model, index, layout)
     strategy = Strategy(model, RankContext(0, 1, on))
     task = _Watched(task, watch) if watch and type(task).sums is Supervised.sums else task

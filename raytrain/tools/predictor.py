@@ -57,7 +57,7 @@ class Predictor:
         if layer is not None:
             self.model = Features(self.model, layer)
         elif tta:
-            self.prepare = Views(self.prepare, tta, views, e.seed)
+            self.prepare = Views(self.prepare, tta, views, e.seed, e.task)
             self.task, self.model = averaged(self.task, self.model, index, self.layout)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Test-time augmentation: an image's answer is the mean of the probabilities of several views of it."""
+"""Test-time augmentation: an image's answer is the mean of those to several views of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raytrain.data import Index
 from raytrain.data.batch import Batch
 from raytrain.data.prepare import Prepare, Tensors
 from raytrain.experiment import Experiment
-from raytrain.tasks.classification import Classification
+from raytrain.tasks.segmentation import Segmentation
 from raytrain.tasks.task import Task
 
 
@@ -33,9 +33,13 @@ def check_tta(tta: str, e: Experiment, kind: str) -> int:
         raise errors.UserError(
             f"tta must be flip or a number of views from 2 to 1000, got {tta!r}", "", "take flip, or 8"
         )
-    if not isinstance(e.task, Classification) or kind != "image":
-        what = "tta averages probabilities of classes of images, and this run's task or input is another"
-        raise errors.UserError(what, "", "leave it out")
+    if kind != "image":
+        raise errors.UserError("--tta takes views of images, and this run's input is another", "", "leave it out")
+    if type(e.task).mean_of_views is Task.mean_of_views:
+        e.task.mean_of_views([])
+    if isinstance(e.task, Segmentation) and tta != "flip":
+        what = "--tta with a number moves the pixels of an image, whose classes are asked for"
+        raise errors.UserError(what, "", "take flip")
     augment = e.data.augment
     changes = (
         augment.crop != "center" or augment.flip or augment.policy != "none" or augment.erase or augment.operations
@@ -48,7 +52,7 @@ def check_tta(tta: str, e: Experiment, kind: str) -> int:
 
 class Views(Prepare):
     """Prepare several views of each image for `averaged`: float32 [n, views, channels, height, width]; also of masks
-    and of further images, which are flipped and cropped alike.
+    and of further images, which are flipped and cropped alike, but for the mask that a task asks for.
 
     The first view is the image as it is evaluated without. The others are its mirror image (`flip`), or the image
     after the run's augmentation in epochs 1, 2, ...
@@ -59,19 +63,25 @@ class Views(Prepare):
         views: their number.
     """
 
-    def __init__(self, like: Prepare, tta: str, views: int, seed: int):
+    def __init__(self, like: Prepare, tta: str, views: int, seed: int, task: Task):
         super().__init__(like.data, like.index, like.device, like.memory_format)
         self.tta, self.views, self.seed = tta, views, seed
+        self.moved = moved(self.index, task)
 
     def evaluated(self, arrays: Tensors, keys: np.ndarray) -> Tensors:
         """Return the arrays of samples with all views of their images."""
         found = self.plain(arrays)
-        moved = [field.name for field in self.fields if field.kind != "plain"]
         if self.tta == "flip":
-            others = [{name: found[name].flip(-1) for name in moved}]
+            others = [{name: found[name].flip(-1) for name in self.moved}]
         else:
             others = [self.augmented(arrays, keys, self.seed, e, mixed=False) for e in range(1, self.views)]
-        return found | {name: torch.stack([found[name], *(one[name] for one in others)], dim=1) for name in moved}
+        return found | {name: torch.stack([found[name], *(one[name] for one in others)], dim=1) for name in self.moved}
+
+
+def moved(index: Index, task: Task) -> dict[str, str]:
+    """Return the kinds of the fields that a sample has of each view, by name."""
+    wanted = task.mask if isinstance(task, Segmentation) else None
+    return {field.name: field.kind for field in index.fields if field.kind != "plain" and field.name != wanted}
 
 
 def averaged(task: Task, model: nn.Module, index: Index, layout: torch.memory_format) -> tuple[Task, nn.Module]:
@@ -82,19 +92,18 @@ def averaged(task: Task, model: nn.Module, index: Index, layout: torch.memory_fo
         layout: the memory format of images.
     """
     if not task.gives_more:  # whatever of the task calls the model gives it the images alone
-        return task, _Averaged(model, layout)
-    kinds = {field.name: field.kind for field in index.fields}
+        return task, _Averaged(model, layout, task)
+    kinds = moved(index, task)
 
     def view(number: int, batch: Batch) -> Batch:
         arrays = dict(batch.arrays)
         for name, kind in kinds.items():
-            if kind != "plain":
-                one = arrays[name][:, number]
-                arrays[name] = one.contiguous(memory_format=layout) if kind == "image" else one.contiguous()
+            one = arrays[name][:, number]
+            arrays[name] = one.contiguous(memory_format=layout) if kind == "image" else one.contiguous()
         return Batch(arrays, batch.ids)
 
     def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
-        return _mean([type(task).forward(task, model, view(k, batch)) for k in range(batch.input.shape[1])])
+        return _mean(task, [type(task).forward(task, model, view(k, batch)) for k in range(batch.input.shape[1])])
 
     task = copy(task)
     vars(task)["forward"] = forward  # a task is frozen
@@ -102,23 +111,25 @@ def averaged(task: Task, model: nn.Module, index: Index, layout: torch.memory_fo
 
 
 class _Averaged(nn.Module):
-    """A classifier of views.
+    """A model of views.
 
     Args:
-        model: returns logits [n, classes].
         layout: the memory format of its input.
+        task: averages what it returns.
     """
 
-    def __init__(self, model: nn.Module, layout: torch.memory_format):
+    def __init__(self, model: nn.Module, layout: torch.memory_format, task: Task):
         super().__init__()
-        self.model, self.layout = model, layout
+        self.model, self.layout, self.task = model, layout, task
 
     def forward(self, views: torch.Tensor) -> torch.Tensor:
-        """Return float32 [n, classes] for [n, views, channels, height, width]."""
-        return _mean([self.model(view.contiguous(memory_format=self.layout)) for view in views.unbind(1)])
+        """Return the answers [n, ...] for [n, views, channels, height, width]."""
+        found = [self.model(view.contiguous(memory_format=self.layout)) for view in views.unbind(1)]
+        return _mean(self.task, found)
 
 
-def _mean(logits: list[torch.Tensor]) -> torch.Tensor:
-    """Return the logarithm of the mean over views of the probabilities, float32 [n, classes]."""
-    shares = torch.stack([one.float().softmax(dim=1) for one in logits]).mean(dim=0)
-    return shares.clamp_min(torch.finfo(torch.float32).tiny).log()
+def _mean(task: Task, outputs: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean of the answers to views. Those for the pixels of mirror images are turned back before."""
+    if isinstance(task, Segmentation):
+        outputs = [outputs[0], *(one.flip(-1) for one in outputs[1:])]
+    return task.mean_of_views(outputs)

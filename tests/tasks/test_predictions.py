@@ -16,6 +16,7 @@ from helpers.commands import fails, succeeds, without_ray
 from helpers.ranks import new_run, train_rank
 from helpers.scenes import experiment
 from PIL import Image
+from torch import nn
 
 from raytrain import F1, Classification, Experiment, MultiLabel, Regression, Run, Segmentation, Task
 from raytrain.data.checks import checked_read
@@ -33,13 +34,13 @@ def trained(folder: Path, e: Experiment) -> Run:
     return Run(run)
 
 
-def outputs(run: Run, split: str = "val") -> torch.Tensor:
-    """What the model answers, worked out plainly."""
+def outputs(run: Run, split: str = "val", mirrored: bool = False) -> torch.Tensor:
+    """What the model answers to images or their mirror images, worked out plainly."""
     data = run.experiment.data
     index = data.index()[split]
     images = torch.from_numpy(checked_read(data, index, np.arange(len(index)))["image"])
     with torch.no_grad():
-        return run.model()((images / 255 - 0.5) / 0.5)
+        return run.model()(((images.flip(-1) if mirrored else images) / 255 - 0.5) / 0.5)
 
 
 def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Capture) -> None:
@@ -119,6 +120,41 @@ def test_a_split_of_classification_is_what_evaluate_counts(tmp_path: Path, capsy
     assert np.mean(found) == pytest.approx(result["macro_f1"]), "all classes occur"
 
 
+def test_views_of_pixels_are_turned_back(tmp_path: Path, capsys: Capture) -> None:
+    run = trained(tmp_path / "run", experiment(Segmentation(), "mask", 4, True))
+    shares = (outputs(run).softmax(1) + outputs(run, mirrored=True).flip(-1).softmax(1)) / 2
+    wanted = torch.from_numpy(
+        checked_read(run.experiment.data, run.experiment.data.index()["val"], np.arange(21))["mask"]
+    )
+    each = [share.log().movedim(0, -1)[mask != 255] for share, mask in zip(shares, wanted, strict=True)]
+    losses = [
+        float(nn.functional.nll_loss(one, mask[mask != 255].long())) if len(one) else 0.0
+        for one, mask in zip(each, wanted, strict=True)
+    ]
+    found = inference.evaluate(run, tta="flip")
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-6) and found["views"] == 2
+    rows = inference.predict(run, split="val", tta="flip")
+    assert np.array_equal([row["mask"] for row in rows], shares.argmax(1).numpy())
+    assert "moves the pixels of an image" in fails(capsys, "evaluate", run.path, "--tta", "3")
+
+
+def test_views_of_several_labels_and_of_numbers_are_averaged(tmp_path: Path) -> None:
+    run = trained(tmp_path / "tags", experiment(MultiLabel(target="tags"), "tags", 5))
+    shares = (outputs(run).sigmoid() + outputs(run, mirrored=True).sigmoid()) / 2
+    data = run.experiment.data
+    stored = checked_read(data, data.index()["val"], np.arange(21))
+    wanted = torch.from_numpy(stored["tags"]).float()
+    found = inference.evaluate(run, tta="flip")
+    assert found["loss"] == pytest.approx(float(nn.functional.binary_cross_entropy(shares, wanted)), rel=1e-6)
+    rows = inference.predict(run, split="val", tta="flip")
+    np.testing.assert_allclose([row["probabilities"] for row in rows], shares, rtol=1e-5)
+
+    run = trained(tmp_path / "size", experiment(Regression(target="size", mean=(3.0,), std=(2.0,)), "size", 1))
+    numbers = (outputs(run) + outputs(run, mirrored=True))[:, 0] / 2 * 2.0 + 3.0
+    rows = inference.predict(run, split="val", tta="flip")
+    np.testing.assert_allclose([row["size"] for row in rows], numbers, rtol=1e-5)
+
+
 @dataclass(frozen=True)
 class Own(Task):
     def loss(self, model: Any, batch: Any) -> Any:
@@ -133,3 +169,5 @@ def test_mistakes(tmp_path: Path, capsys: Capture) -> None:
     other = trained(tmp_path / "other", experiment(Own(), "size", 1))
     said = fails(capsys, "predict", other.path, "--split", "val")
     assert "this run's task is Own, in Own (" in said and "write `def predictions(self, outputs, classes)`" in said
+    said = fails(capsys, "evaluate", other.path, "--tta", "flip")
+    assert "--tta needs a task that averages its answers" in said and "write `def mean_of_views(self, outputs)`" in said

@@ -75,7 +75,7 @@ def predict(arguments: list[str]) -> tuple[Prediction]:
                 beside it. A folder or URL gets parts of Parquet, written by workers on this machine or a cluster; the
                 same command completes them after a kill.
             checkpoint: The checkpoint to load.
-            tta: Average the probabilities of an image and its mirror image (flip), or of this many views of it by the
+            tta: Average the answers to an image and its mirror image (flip), or to this many views of it by the
                 run's augmentation.
             split: The split of the run's own data to predict, in place of images.
             features: Write the input of the model's last layer as a vector, in place of predictions (.parquet).

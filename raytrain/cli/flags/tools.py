@@ -134,7 +134,7 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool
         Args:
             split: The split to evaluate on.
             checkpoint: The checkpoint to load.
-            tta: Average the probabilities of an image and its mirror image (flip), or of this many views of it by the
+            tta: Average the answers to an image and its mirror image (flip), or to this many views of it by the
                 run's augmentation.
             json: Print one JSON object.
         """
