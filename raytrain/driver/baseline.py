@@ -56,8 +56,8 @@ def baseline(e: Experiment, indices: dict[str, Index], output: tuple[int, ...] =
         output: the shape of the model's output for one sample; () if it is unknown.
 
     Raises:
-        UserError: a mask that was read for it has a number that is no class of the model, or targets of several labels
-            are not from 0 to 1.
+        UserError: a sample that was read for it is damaged and is not to be skipped, a mask has a number that is no
+            class of the model, or targets of several labels are not from 0 to 1.
     """
     kind = type(e.task).__name__
     if not isinstance(e.task, Supervised) or type(e.task).constant is Supervised.constant:
@@ -66,7 +66,7 @@ def baseline(e: Experiment, indices: dict[str, Index], output: tuple[int, ...] =
         found = _scored(e, e.task, indices, output)
     except errors.UserError:
         raise
-    except Exception as error:  # such as a sample that cannot be read: it is no reason not to train
+    except Exception as error:  # such as a metric that cannot compare this answer: it is no reason not to train
         reason = errors.one_line(f"{type(error).__name__}: {error}")
         return Baseline({}, "", f"no baseline: the constant answer of {kind} could not be scored ({reason})")
     return found or Baseline({}, "", f"no baseline: {kind} knows no constant answer to these samples")
@@ -154,7 +154,7 @@ def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:
     those that training would skip.
 
     Raises:
-        BadSample: one cannot be read, and is not to be skipped.
+        UserError: one cannot be read, and is not to be skipped.
     """
     if task.kind == "label":
         ids = _spread(len(index), _MOST_VALUES // max(1, len(index.classes)))
@@ -162,7 +162,7 @@ def _batch(e: Experiment, task: Supervised, index: Index) -> Batch:
     ids = _spread(len(index), _MOST_BYTES // max(1, index.sample_bytes))
     arrays, bad = arrays_and_bad(read_part(e.data, index, ids))
     if bad and e.data.on_bad_sample == "error":
-        raise errors.BadSample(bad[0].path, bad[0].reason)
+        raise errors.bad_sample(bad[0].path, bad[0].reason)
     if bad:
         good = np.delete(np.arange(len(ids)), [one.row for one in bad])
         ids, arrays = ids[good], rows_of(arrays, good)

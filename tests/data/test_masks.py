@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,7 +179,8 @@ def test_a_missing_mask_is_found_before_anything_starts(table: Path) -> None:
     (bad,) = data.probe(data.index()["train"])
     assert bad.path.endswith("masks/4.png") and "no such file" in bad.reason
     e = Experiment(model=CNN(), data=data, task=Segmentation(), optimizer=SGD(lr=0.1))
-    assert re.search("No such file or directory, .*masks/4.png", baseline(e, data.index()).note)
+    with pytest.raises(UserError, match=r"cannot read sample: No such file or directory, .*masks/4\.png"):
+        baseline(e, data.index())
     found = baseline(replace(e, data=replace(data, on_bad_sample="skip")), data.index())
     assert found.line.endswith("(of 7 and 4 samples)") and not found.note
 

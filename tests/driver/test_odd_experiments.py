@@ -38,7 +38,8 @@ def test_a_baseline_leaves_out_what_is_skipped() -> None:
     scores = baseline(replace(e, data=skipping), skipping.index()).scores
     train, val = (_sizes(split) for split in ("train", "val"))
     assert scores["val_loss"] == pytest.approx(np.square(val - train.mean()).mean(), rel=1e-5)
-    assert "(BadSample: it is damaged, scene 3)" in baseline(replace(e, data=stopping), stopping.index()).note
+    with pytest.raises(UserError, match=r"cannot read sample: it is damaged, scene 3; .*--data.on_bad_sample skip"):
+        baseline(replace(e, data=stopping), stopping.index())
 
 
 @dataclass(frozen=True)
