@@ -197,9 +197,13 @@ def read_json(path: Path) -> tuple[Any, Path | None]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
         raise not_an_experiment(path, str(error)) from None
+    if isinstance(values, list):
+        what = "this is a list, and the experiment.json of a run is an object"
+        raise errors.UserError(what, path, "write a table of images as CSV, or as JSON lines in a .jsonl file")
+    return values
 
 
 def _is_main(copy: Path) -> bool:

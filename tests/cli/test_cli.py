@@ -235,6 +235,12 @@ def test_an_experiment_file_with_a_mistake(
         assert message.format(file) in fails(capsys, "train", file, "--out", no_runs, *flags)
 
 
+def test_a_list_in_json_is_no_experiment(capsys: Capture, tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.json", '[{"path": "0.png", "label": "a"}]')
+    for command in ("data", "train"):
+        assert f"this is a list, and the experiment.json of a run is an object, {file};" in fails(capsys, command, file)
+
+
 # Where runs go
 
 
