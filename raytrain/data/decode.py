@@ -262,8 +262,8 @@ def _open(file: BinaryIO) -> Image.Image:
         return Image.open(file, formats=_FORMATS)
     except UnidentifiedImageError:
         raise ValueError("it is not an image, or its format is unknown") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(str(error)) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise ValueError(f"it has more than {MAX_PIXELS:,} pixels: make it smaller") from None
     except Exception as error:  # Pillow's parsers raise many types on damaged bytes
         raise ValueError(f"its header is damaged ({error})") from None
 
