@@ -168,6 +168,7 @@ def _folder(root: Path, name: str, suffixes: tuple[str, ...]) -> Folder:
         else:
             ignored.append(file)
     images.sort()
+    ignored.sort()
     descriptor = os.open(root / name, os.O_RDONLY | os.O_DIRECTORY)
     try:  # names below an open folder are found faster than whole paths
         for file in images:

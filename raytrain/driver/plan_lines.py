@@ -72,8 +72,8 @@ def _ignored(plan: Plan) -> list[tuple[str, str]]:
     for split, index in plan.indices.items():
         if count := len(index.ignored):
             names = ", ".join(index.ignored[:3]) + (" ..." if count > 3 else "")
-            are = "are not images" if count > 1 else "is not an image"
-            found.append(("ignored", f"{_count(count, 'file')} of {split} {are}: {names}"))
+            files = _count(count, "file")
+            found.append(("ignored", f"{files} of {split}, hidden or without an image's suffix: {names}"))
     return found
 
 

@@ -68,7 +68,7 @@ def _lines(found: Description) -> list[tuple[str, str]]:
     counts = ", ".join(f"{split} {count:,}" for split, count in found.counts.items())
     lines = [("source", errors.one_line(found.source)), ("samples", f"{found.count:,}: {counts}")]
     if found.bytes is not None:
-        ignored = f"; files that are not images: {found.ignored:,}" if found.ignored else ""
+        ignored = f"; files, hidden or without an image's suffix: {found.ignored:,}" if found.ignored else ""
         lines.append(("files", f"{size(found.bytes)}{ignored}"))
     lines += [("note", errors.one_line(note)) for note in found.notes]
     if found.classes:

@@ -154,6 +154,13 @@ def test_stray_and_hidden_files_are_ignored_and_named(tmp_path: Path) -> None:
     assert sorted(index.ignored) == sorted([".git", *(name for name in strays if not name.startswith(".git"))])
 
 
+def test_files_that_are_left_out_are_named_in_order(tmp_path: Path) -> None:
+    tree(tmp_path, *many("."), *(f"ant/{number}.gif" for number in (7, 2, 9, 1, 8, 3)))
+    assert list(ImageFolder(root=str(tmp_path)).index()["train"].ignored) == [
+        f"ant/{n}.gif" for n in (1, 2, 3, 7, 8, 9)
+    ]
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -431,7 +431,7 @@ def test_lines_say_what_is_trained_on_what_and_where() -> None:
 
 def test_lines_list_ignored_files_and_skipped_samples() -> None:
     planned = make(data=Blank(on_bad_sample="skip", bad=2, side=8))
-    assert text(planned, "ignored").split("; ")[0] == "1 file of train is not an image: notes.txt"
+    assert text(planned, "ignored").split("; ")[0] == "1 file of train, hidden or without an image's suffix: notes.txt"
     assert text(planned, "skipped").split("; ")[0] == "2 of train cannot be read: train/0.jpg (no image) ..."
     with pytest.raises(UserError, match=r"cannot read sample: no image, train/0.jpg; repair or remove it"):
         make(data=Blank(bad=1, side=8))
