@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RaySystemError, RayTaskError
 
-from raytrain.checkpoint import remote
+from raytrain import errors
+from raytrain.checkpoint import location, remote
 from raytrain.driver import gpu_errors
 from raytrain.driver.blame import last_line
 from raytrain.driver.endings import NoRoom, RunFailed
@@ -39,6 +40,9 @@ def run_failure(error: BaseException, path: Path) -> RunFailed:
         first = min(own, key=lambda record: record["time"])
         where = f" ({first['at']})" if first["at"] else ""
         edit = str(first.get("edit", ""))
+        if first["error"].startswith("FloatingPointError: ") and not edit:  # raytrain's own, which says what to do
+            how = f"and {errors.command('resume', location.url_of(path) or path)} takes these flags"
+            return RunFailed(f"rank {first['rank']}: {first['error']}", path, first["rank"], how=how)
         return RunFailed(f"rank {first['rank']}: {first['error']}{where}", path, first["rank"], edit=edit)
     if broken := [record for record in records if record.get("gpu")]:
         first = min(broken, key=lambda record: record["time"])

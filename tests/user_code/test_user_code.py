@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.projects import write
 
-from raytrain import Experiment, Run, UserError, cli
+from raytrain import Experiment, Run, UserError, cli, errors
 from raytrain.driver.blame import failed_here
 from raytrain.driver.endings import RunFailed
 from raytrain.driver.failures import run_failure as _failure
@@ -153,3 +154,13 @@ def test_failed_trials_name_the_line_and_file_to_correct(
     assert said_.endswith(f"correct {line} and start a new sweep\n")
     said_ = said(monkeypatch, capsys, RunFailed("no trial keeps the constraints", run, None, how="start a new sweep"))
     assert said_.endswith(f"the logs are in {run / 'logs'}, start a new sweep\n")
+
+
+def test_a_loss_that_is_not_finite_is_said_with_the_command_that_takes_the_flags(run: Path) -> None:
+    error = f"FloatingPointError: {errors.diverged('the loss became nan at step 9', ['step_00000005'])}"
+    record = {"time": 1.0, "rank": 0, "lost": False, "error": error, "at": "raytrain/training/trainer.py:302"}
+    (run / "logs" / "rank_0.json").write_text(json.dumps(record))
+    found = _failure(RuntimeError("workers failed"), run)
+    assert str(found) == f"rank 0: {error}" and found.how == f"and `raytrain resume {run}` takes these flags"
+    (run / "logs" / "rank_0.json").write_text(json.dumps(record | {"edit": "exp.py:3"}))
+    assert not _failure(RuntimeError("workers failed"), run).how, "the user's own"
