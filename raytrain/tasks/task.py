@@ -181,20 +181,22 @@ class Task:
         if self.monitor in known:
             return
         metric, others = self.monitor.removeprefix("val_"), [name.removeprefix("val_") for name in known]
+        what = f"no direction is declared for task.monitor {self.monitor!r}"
         close = get_close_matches(metric, others, n=1)
         how = f"did you mean val_{close[0]}? " if close else ""
         takes = any(f.name == "metrics" for f in fields(self))
         own = [one for one in kind.__mro__ if not one.__module__.startswith("raytrain.")]
         if kind not in own or (takes and not any({"directions", "results", "sums"} & vars(one).keys() for one in own)):
-            how += f"the metrics are {', '.join(known)}"
-            how += ", and those that you add to task.metrics" if takes else ""
+            what = f"task.monitor {self.monitor!r} is no metric of this task"
+            how += f"take one of {', '.join(known)}"
+            how += ", or add its metric to task.metrics" if takes else ""
         else:
             how += (
                 f'write `directions = {{"{metric}": "min"}}` into class {kind.__name__}, '
                 'or "max" where the highest value is the best'
             )
             how += "" if self.monitor.startswith("val_") else f", and monitor val_{metric}"
-        raise errors.UserError(f"no direction is declared for task.monitor {self.monitor!r}", f"in {place(kind)}", how)
+        raise errors.UserError(what, f"in {place(kind)}", how)
 
     @property
     def highest_is_best(self) -> bool:

@@ -176,7 +176,7 @@ class Graded(Classification):
     assert f"no direction is declared for task.monitor 'val_error', in Graded ({tmp_path}/exp.py:" in said
     assert 'write `directions = {"error": "min"}` into class Graded, or "max"' in said
     said = fails(capsys, "train", experiment(tmp_path), "--task.monitor", "val_acuracy", "--out", no_runs)
-    assert "did you mean val_accuracy? the metrics are val_loss, val_accuracy, val_top5_accuracy" in said
+    assert "did you mean val_accuracy? take one of val_loss, val_accuracy, val_top5_accuracy" in said
 
 
 # Data
