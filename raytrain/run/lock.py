@@ -44,8 +44,8 @@ class LockHeld(errors.UserError):
 
     def __init__(self, run: Path, holder: str):
         self.holder = f"process {holder}" if holder.isdigit() else holder or "another process"
-        what = f"the run is still going ({self.holder})"
-        super().__init__(what, run, "wait for it, or stop it with Ctrl-C there")
+        kind = "sweep" if (run / "sweep.json").is_file() else "run"
+        super().__init__(f"the {kind} is still going ({self.holder})", run, "wait for it, or stop it with Ctrl-C there")
         self.args = run, self.holder  # a worker's error is sent to the driver
 
 

@@ -8,22 +8,23 @@ others resume from their checkpoints.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors
 from raytrain.checkpoint import location, remote
-from raytrain.driver.endings import Interrupted, RunFailed
+from raytrain.driver.endings import Interrupted, RunFailed, way_on
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.options import Options
 from raytrain.driver.session import Session
-from raytrain.files import write_atomically
+from raytrain.files import reason, write_atomically
 from raytrain.loggers import Logger, RunInfo
 from raytrain.run import copies
 from raytrain.run.begin import begin, check_writable, stem_of
@@ -83,7 +84,7 @@ def sweep(
             Trials(folder, planned, command_started).write("running")
 
         path, lock = begin(options.out, options.name, stem, fill)
-        with lock:
+        with lock, _disk_of(path):
             driver = _Driver(path, planned, observer, command_started, report, not session.own)
             driver.trials.before = 0.0  # what `fill` wrote is this command's own time
             observer.planned(planned.lines(driver.info.where))
@@ -110,7 +111,7 @@ def resume(
         RunFailed: no trial could be run.
     """
     where = location.url_of(path) or path
-    with Lock(path):
+    with Lock(path), _disk_of(path):
         kept = load(path)[0]
         before, now = to_dict(kept), to_dict(value)
         changed = [name for name in now if now[name] != before[name] and name not in (*_MAY_CHANGE, "experiment")]
@@ -295,6 +296,23 @@ def _check_one_node(planned: SweepPlan, url: str) -> None:
     if workers > 1 and workers > max(node.room(cpus, gpus) for node in planned.share.by_node):
         what = f"the {workers} workers of a trial fit on no single node, as they must in a sweep at a URL"
         raise errors.UserError(what, url, "give a folder that all nodes share with --out DIR, or use fewer workers")
+
+
+@contextlib.contextmanager
+def _disk_of(path: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into the sweep's failure: the trials' records are there, so a resume goes on.
+
+    Raises:
+        RunFailed: the disk refuses a file of the sweep.
+    """
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full and error.errno != errno.EROFS:
+            raise
+        how = f"{'free disk space' if full else 'make it writable'}, then {way_on(path)}"
+        raise RunFailed(f"{path} cannot be written: {reason(error)}", path, None, how=how) from error
 
 
 def _settle() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -12,11 +14,14 @@ import pytest
 
 import raytrain
 from raytrain import SweepRun, UserError
+from raytrain.driver.endings import RunFailed
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
+from raytrain.run.lock import Lock, LockHeld
 from raytrain.sweep import driver
 from raytrain.sweep.sweep import load
+from raytrain.sweep.trials import Trials
 
 OLD = Path(__file__).parents[1] / "old_runs" / "sweep"
 
@@ -43,6 +48,27 @@ def test_a_sweep_without_anything_left_to_train_takes_no_longer(tmp_path: Path) 
     seconds, long_ago = SweepRun(path).answer["seconds"], time.time() - 600
     found = driver.resume(path, load(path)[0], Options(), Logger(), long_ago, write_files)
     assert found is not None and found.answer["seconds"] < seconds + 60
+
+
+@pytest.mark.parametrize(("number", "how"), [(errno.ENOSPC, "free disk space"), (errno.EROFS, "make it writable")])
+def test_a_disk_that_refuses_is_named_with_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, how: str
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = shutil.copytree(OLD, tmp_path / "sweep")
+    monkeypatch.setattr(Trials, "write", refuse)
+    with pytest.raises(RunFailed) as failed:
+        driver.resume(path, load(path)[0], Options(), Logger(), time.time(), write_files)
+    assert str(failed.value) == f"{path} cannot be written: {os.strerror(number)}"
+    assert failed.value.how == f"{how}, then go on with `raytrain resume {path}`"
+
+
+def test_a_sweep_that_goes_on_is_called_a_sweep(tmp_path: Path) -> None:
+    path = shutil.copytree(OLD, tmp_path / "sweep")
+    with Lock(path), pytest.raises(LockHeld, match="the sweep is still going"):
+        raytrain.sweep(path, quiet=True)
 
 
 def test_the_table_has_repeats_and_broken_limits(tmp_path: Path) -> None:
