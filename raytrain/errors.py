@@ -223,6 +223,11 @@ def token_refused(url: str, where: str) -> UserError:
     return UserError(f"the cluster refuses the token of {where}", url, "use the token in its head's ~/.ray/auth_token")
 
 
+def token_not_asked(url: str, where: str) -> UserError:
+    how = "set RAY_AUTH_MODE=disabled here, or start the cluster with RAY_AUTH_MODE=token"
+    return UserError(f"the cluster requires no token, and there is one here ({where})", url, how)
+
+
 def diverged(what: str, committed: list[str], at_once: bool = False) -> FloatingPointError:
     """Return the error that ends a run whose loss or weights are not finite.
 

@@ -176,6 +176,8 @@ class Session(contextlib.AbstractContextManager["Session"]):
         found = _knock(str(self.address))
         if found:
             try:
+                if secret and _is_open(found):
+                    raise errors.token_not_asked(str(self.address), where)
                 there = cluster_state.ask_version(found, secret)
             except PermissionError:
                 refused = errors.token_refused if secret else errors.token_missing
@@ -192,6 +194,14 @@ class Session(contextlib.AbstractContextManager["Session"]):
         token = Path.home() / ".ray" / "auth_token"
         if token.is_file():
             token.chmod(0o600)
+
+
+def _is_open(address: str) -> bool:
+    """Return whether a cluster lets in who has no token. Workers that are started there with one are lost at once."""
+    try:
+        return cluster_state.ask_version(address, "") is not None
+    except PermissionError:
+        return False
 
 
 def _copy_logs(session: Path, folder: Path) -> None:

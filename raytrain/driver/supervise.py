@@ -173,7 +173,7 @@ class Supervisor:
             return
         workers = self.job.experiment.scaling.ranks
         if (going := cluster_state.draining()) and (going := going & _nodes_of(self.job.run)):
-            self._resize(f"{len(going)} of the run's nodes are draining")
+            self._resize(f"{len(going)} of the run's nodes {'is' if len(going) == 1 else 'are'} draining")
         elif self.scaling.elastic and self.tail.seen:
             larger = [size for size in self.planned.sizes if size > workers]
             if now - self.started <= self.scaling.resize_seconds:

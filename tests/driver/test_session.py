@@ -24,6 +24,8 @@ from raytrain.driver import credentials, fit, ray_cluster, session
 from raytrain.driver.ray_internals import own_node
 
 TOKEN = "5ecret" * 8
+OPEN = "2.60.0"
+"""The version of a cluster that requires no token."""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def gcs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[s
         messages: Any = gcs_service_pb2  # whose names are made as it is imported
 
         def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
-            if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
+            if version != OPEN and ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
             return messages.CheckAliveReply(ray_version=version).SerializeToString()
 
@@ -76,6 +78,15 @@ def test_another_token_none_and_another_version_are_refused(
     assert "the cluster has Ray 2.59.0 and this machine 2.60.0" in refused(capsys, address)
     monkeypatch.setenv("RAY_ADDRESS", address)  # what `auto` means
     assert "the cluster has Ray 2.59.0" in refused(capsys, "auto")
+
+
+def test_a_token_for_a_cluster_that_requires_none_is_refused(
+    gcs: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    said = refused(capsys, gcs(OPEN))
+    assert "the cluster requires no token, and there is one here (RAY_AUTH_TOKEN), 127.0.0.1:" in said
+    assert "set RAY_AUTH_MODE=disabled here" in said
 
 
 def test_what_listens_and_is_no_cluster(gcs: object, capsys: pytest.CaptureFixture[str]) -> None:
