@@ -41,7 +41,7 @@ def check_rows(path: Path, state: Mapping[str, Any]) -> None:
 def parse_row(line: bytes) -> dict[str, Any] | None:
     """Return the row of a line; None if the line is damaged."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())  # of bytes, json would look for the encoding first
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and isinstance(row.get("kind"), str) else None

@@ -21,7 +21,7 @@ from raytrain.report.html import public
 from raytrain.report.run_evaluation import slow
 from raytrain.report.run_page import differing
 from raytrain.report.trials import number
-from raytrain.run.metrics_log import read_metrics
+from raytrain.run.metrics_log import VALIDATED, read_metrics
 from raytrain.run.run import Run
 from raytrain.tasks.classification import Classification
 from raytrain.tasks.multilabel import MultiLabel
@@ -121,8 +121,8 @@ class _Facts:
         """Take the scores of the validation after the checkpoint's step from metrics.jsonl."""
         step, counted = step_of(self.checkpoint), self.sizes.get("val")
         file = self.run.path / "metrics.jsonl"
-        for row in read_metrics(file)[0] if file.is_file() else ():
-            if row.get("kind") in ("epoch", "validation") and row.get("step") == step:
+        for row in read_metrics(file, kinds=VALIDATED)[0] if file.is_file() else ():
+            if row.get("step") == step:
                 values = {name.removeprefix("val_"): number(row[name]) for name in row if name.startswith("val_")}
                 self.scores = {name: value for name, value in values.items() if value is not None}
                 self.counted = counted

@@ -94,11 +94,10 @@ def epoch_of(rank: Mapping[str, Any], between: int, validation: float) -> dict[s
 def _validation(run: Run) -> float:
     """Return the seconds of the run's fastest validation; the first one may start threads and compile."""
     found, before = [], 0.0
-    for row in read_metrics(run.path / "metrics.jsonl")[0]:
-        if row["kind"] in VALIDATED:
-            now = read(row).get("validation", 0.0)
-            found.append(now - before)
-            before = 0.0 if row["kind"] == "epoch" else now
+    for row in read_metrics(run.path / "metrics.jsonl", kinds=VALIDATED)[0]:
+        now = read(row).get("validation", 0.0)
+        found.append(now - before)
+        before = 0.0 if row["kind"] == "epoch" else now
     return max(0.0, min(found, default=0.0))
 
 

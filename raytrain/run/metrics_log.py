@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ def note(run: Path, text: str) -> None:
         append(run / NOTES, f"{text}\n")
 
 
+_START = b'{"kind": "'
+"""How every row begins."""
+_OF_A_KIND = re.compile(_START + rb'\w+"')
 VALIDATED = ("epoch", "validation")
 """The kinds of rows that have a validation's metrics: at an epoch's end, and inside an epoch."""
 
@@ -35,14 +39,14 @@ _CENTURY = 3.2e9
 
 def read_metrics(path: Path, offset: int = 0, kinds: Sequence[str] = ("",)) -> tuple[list[dict[str, Any]], int]:
     """Return the whole lines of a metrics file from a byte offset on, or those of some kinds, and the offset behind
-    them. Damaged lines are left out; `damaged_lines` counts them."""
+    them. Damaged lines are left out."""
     try:
         raw = read_rows(path, offset)
     except FileNotFoundError:
         return [], offset
     whole = raw[: raw.rfind(b"\n") + 1]
-    # The beginning of every row; an epoch may have thousands of rows of steps.
-    starts = tuple(b'{"kind": "' + kind.encode() for kind in kinds)
+    # An epoch may have thousands of rows of steps.
+    starts = tuple(_START + (f'{kind}"'.encode() if kind else b"") for kind in kinds)
     rows = [parse_row(line) for line in whole.splitlines() if line.startswith(starts)]
     return [row for row in rows if row is not None], offset + len(whole)
 
@@ -58,13 +62,16 @@ def seconds_at(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     return found
 
 
-def damaged_lines(path: Path) -> int:
-    """Return the number of complete lines of a metrics file that are no rows."""
+def rows_and_damage(path: Path, kind: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of a kind, and the number of complete lines that are rows of no kind, or damaged ones of this."""
     try:
         raw = read_rows(path)
     except FileNotFoundError:
-        return 0
-    return sum(parse_row(line) is None for line in raw[: raw.rfind(b"\n") + 1].splitlines())
+        return [], 0
+    mine = _START + f'{kind}"'.encode()
+    lines = raw[: raw.rfind(b"\n") + 1].splitlines()
+    rows = [parse_row(line) for line in lines if line.startswith(mine) or not _OF_A_KIND.match(line)]
+    return [row for row in rows if row is not None and row["kind"] == kind], rows.count(None)
 
 
 class MetricsLog:

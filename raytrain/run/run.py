@@ -16,7 +16,7 @@ from raytrain.experiment import Experiment
 from raytrain.files import known_json, needed_json
 from raytrain.run import copies, experiment_file
 from raytrain.run.lock import held
-from raytrain.run.metrics_log import damaged_lines, read_metrics
+from raytrain.run.metrics_log import rows_and_damage
 from raytrain.user_code import hints, sources
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ class Run:
         import pyarrow as pa  # `import raytrain` has no time for it
 
         file = self.path / "metrics.jsonl"
-        if damaged := damaged_lines(file):
+        rows, damaged = rows_and_damage(file, kind)
+        if damaged:
             warnings.warn(f"{file}: {damaged} damaged lines are left out", stacklevel=2)
-        rows = [row for row in read_metrics(file)[0] if row["kind"] == kind]
         names = dict.fromkeys(name for row in rows for name in row)  # a row may have fields that the first row lacks
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 

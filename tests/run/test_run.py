@@ -22,7 +22,7 @@ from raytrain.checkpoint.rows import check_rows
 from raytrain.run import experiment_file
 from raytrain.run.begin import begin, check_writable, discard, stem_of
 from raytrain.run.lock import Lock, LockHeld
-from raytrain.run.metrics_log import MetricsLog, damaged_lines, read_metrics
+from raytrain.run.metrics_log import MetricsLog, read_metrics
 
 VALUE = Experiment(model=CNN(channels=(2,)), data=Digits(), epochs=2)
 
@@ -377,10 +377,13 @@ def test_metrics_as_a_table_hold_one_kind(run: Run) -> None:
 def test_a_damaged_line_of_the_metrics_is_left_out_and_said(run: Run) -> None:
     rows = [json.dumps(row) for row in ROWS]
     rows[1] = rows[1][:9] + rows[1]  # a row glued to half of another one
+    rows[2] = rows[2][:-4]
+    rows[3] = rows[3][:12] + rows[3]
     (run.path / "metrics.jsonl").write_text("\n".join([*rows, "[]", '{"kind": 3}', ""]))
-    assert damaged_lines(run.path / "metrics.jsonl") == 3
-    with pytest.warns(UserWarning, match="metrics.jsonl: 3 damaged lines are left out"):
-        assert len(run.metrics("step")) == len(ROWS) - 2
+    with pytest.warns(UserWarning, match="metrics.jsonl: 5 damaged lines are left out"):
+        assert len(run.metrics("step")) == len(ROWS) - 4
+    with pytest.warns(UserWarning, match="metrics.jsonl: 4 damaged lines are left out"):  # it looks at no other kind
+        assert run.metrics().to_pylist() == ROWS[-1:]
 
 
 @pytest.mark.parametrize("hashed", [True, False])
