@@ -328,5 +328,5 @@ def _settle() -> None:
     os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")
     os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
     os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")
-    # Start the actors of all trials that run at once together, as Tune does for a grid of its own.
-    os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "200")
+    # Tune may have as many trials as the sweep gives it, and starts their actors together, not one after another.
+    os.environ.setdefault("TUNE_MAX_PENDING_TRIALS_PG", "1000000")
