@@ -280,8 +280,10 @@ class Manifest(masks.MaskedImages):
         unknown = [name for name in names if name.strip().lower() not in known]
         if unknown or (codes < 0).any():
             what = f"unknown split {unknown[0]!r}" if unknown else f"row {int(codes.argmin())} has no split"
-            how = errors.nearest(unknown[0], known) if unknown else ""
-            raise errors.UserError(f"{what} in column {self.split!r}", self._file(), f"{how}write train, val or test")
+            # A column without any known split is no column of splits: True and False are not misspelt.
+            how = errors.nearest(unknown[0], known) if 0 < len(unknown) < len(names) else ""
+            how += "write train, val or test into each row"
+            raise errors.UserError(f"{what} in column {self.split!r}", self._file(), how)
         return np.array([known[name.strip().lower()] for name in names], np.int8)[codes]
 
     def _named_classes(

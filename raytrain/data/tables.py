@@ -83,7 +83,7 @@ def _opened(root: str, work: Any) -> Any:
             raise byte_files.refused(root, error) from None
         reason, where = errors.one_line(str(error), 200), byte_files.shown(root)
         how = "write an object a line" if "to array in row 0" in reason else "mend the file"
-        if "\0" in str(error):  # as half of each character of UTF-16
+        if "\0" in str(error) or "invalid UTF8" in str(error):  # as half of each character of UTF-16, or of Latin-1
             how = "write the file again, in UTF-8"
         elif "Expected 1 columns" in reason:
             mark = "tabs" if _name(root).endswith(".tsv") else "commas"

@@ -112,6 +112,7 @@ def test_missing_files_are_found(folder: Path, tmp_path: Path):
 WRONG = [
     ({"labels": ["a", "a"], "path": ["x", "y"]}, "no column 'label'.*did you mean"),
     ({"label": ["a", "a"], "path": ["x", "y"], "split": ["train", "vaal"]}, "unknown split 'vaal'.*did you mean"),
+    ({"label": ["a", "a"], "path": ["x", "y"], "split": ["True", "False"]}, "'False' in col[^;]*; write train, val or"),
     ({"label": ["a", ""], "path": ["x", "y"]}, "row 1 has no label"),
     ({"label": [0, None], "path": ["x", "y"]}, "row 1 has no label"),
     ({"label": [0, 2], "path": ["x", "y"]}, "0 to n - 1 without gaps, got 0, 2|0 to n - 1 without gaps, got 0 and 2"),
@@ -173,6 +174,12 @@ def test_files_that_are_no_tables(name: str, text: str, message: str, tmp_path: 
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         Manifest(str(tmp_path / name)).index()
+
+
+def test_a_table_in_latin_1_must_be_written_in_utf_8(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes("path,label\na\xe9.png,b\nc.png,d\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"cannot be read as a table: .*; write the file again, in UTF-8"):
+        Manifest(str(tmp_path / "a.csv")).index()
 
 
 def test_a_missing_table(tmp_path: Path):
