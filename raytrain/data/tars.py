@@ -17,8 +17,9 @@ from raytrain import errors
 from raytrain.data import byte_files, kept
 from raytrain.data.source import Index
 from raytrain.data.trees import EXTENSIONS
+from raytrain.data.webdataset import COMPRESSED
 
-VERSION = 4
+VERSION = 5
 """Increase it with every change of the members that are found: entries of the cache are named by it."""
 _EOF = tarfile.EOFHeaderError  # type: ignore[attr-defined]
 _HeaderError, _ReadError = tarfile.HeaderError, tarfile.ReadError
@@ -48,10 +49,13 @@ def shards(root: str) -> list[byte_files.File]:
     """Return the shards that a path, a URL or a pattern names.
 
     Raises:
-        UserError: there is none, or one is missing.
+        UserError: there is none, one is missing, or is compressed.
     """
     try:
-        found = byte_files.files(root, (".tar",))
+        try:
+            found = byte_files.files(root, (".tar",))
+        except FileNotFoundError:  # perhaps all are compressed
+            found = byte_files.files(root, COMPRESSED)
     except FileNotFoundError as error:
         how = "check the spelling: give a .tar file, a folder of them, or a pattern such as train-{000..010}.tar"
         where = error.filename or str(error)
@@ -60,6 +64,10 @@ def shards(root: str) -> list[byte_files.File]:
         if byte_files.is_url(root):
             raise byte_files.refused(root, error) from None
         raise errors.UserError(f"the shards cannot be read: {error}", root, "make them readable") from None
+    for one in found:
+        if kind := next((kind for kind in COMPRESSED if byte_files.shown(one.path).lower().endswith(kind)), ""):
+            how = "unpack it and the others to .tar files" + (": gunzip *.gz" if kind == ".tar.gz" else "")
+            raise errors.UserError(f"the shard is compressed ({kind})", byte_files.shown(one.path), how)
     # macOS writes such a file beside each file on a disk of another kind.
     found = [one for one in found if not os.path.basename(byte_files.shown(one.path)).startswith("._")]
     if not found:
@@ -129,7 +137,7 @@ def _samples(path: str, label: str, image: str) -> tuple[pa.Table, list[str]]:
 def _scan(path: str, label: str, image: str, sign: Any) -> tuple[pa.Table, list[str]]:
     """Return the samples of one shard, in their order, and those with a label and without an image. Members whose names
     are equal up to the first dot after the last slash are one sample (WebDataset's rule)."""
-    suffix, _, entry = label.partition(".")
+    suffix, entry = parted(label)
     images: dict[str, list[_Image]] = {}
     labels: dict[str, str | None] = {}
     crowded = None
@@ -203,6 +211,12 @@ def _check_end(path: str, source: Any) -> None:
             raise _ReadError(f"an empty block ends it, and at byte {more:,} more data follows")
 
 
+def parted(label: str) -> tuple[str, str]:
+    """Return the suffix of the member with the label, and the entry in it: of json.NAME alone; v1.cls is a suffix."""
+    first, _, entry = label.partition(".")
+    return (first, entry) if first == "json" else (label, "")
+
+
 def _key(path: str, name: str) -> tuple[str, str]:
     """Return the sample of a member's name, and its suffix in lower case."""
     folder, slash, own = name.rpartition("/")
@@ -234,11 +248,13 @@ def _chosen(path: str, key: str, found: list[_Image], image: str) -> _Image:
     if len(named) == 1:
         return named[0]
     kinds = sorted((one.kind for one in found), key=lambda kind: (kind.count("."), kind))
-    listed, where = errors.listed([f".{kind}" for kind in kinds]), byte_files.shown(path)
+    listed, where = errors.listed([f".{kind}" for kind in kinds], 3), byte_files.shown(path)
     if image:
         how = f"--data.image {kinds[0]} takes that one; or leave the sample out"
         raise errors.UserError(f"the sample {key!r} has no image .{image}, but {listed}", where, how)
-    how = f"name the one that is to be read, --data.image {' or '.join(kinds)}"
+    how = f"name the one that is to be read, --data.image {' or '.join(kinds[:3])}"
+    if len(kinds) > 3:  # as of img.000.jpg, img.001.jpg, ...
+        how += "; or write no dots into the names of samples, which end at the first dot"
     raise errors.UserError(f"the sample {key!r} has several images, {listed}", where, how)
 
 

@@ -16,6 +16,9 @@ from raytrain.data.images import SPLITS, Images, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
 
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""Suffixes of shards that must be unpacked first: images are read by their offsets."""
+
 
 @dataclass(frozen=True)
 class WebDataset(Images):
@@ -24,7 +27,8 @@ class WebDataset(Images):
     root: str = ""
     """A shard, a folder of shards or a pattern such as shards/train-{000..010}.tar, on this machine or at a URL."""
     label: str = "cls"
-    """Suffix of the member with the label, a class's name or number; `json.NAME` is entry NAME of a .json member."""
+    """Suffix of the member with the label, a class's name or number, such as cls or v1.cls; `json.NAME` is entry NAME
+    of a .json member."""
     image: str = field(default="", kw_only=True)
     """Suffix of the member with the image, such as jpg, where samples have several images."""
     classes: tuple[str, ...] = ()
@@ -44,7 +48,7 @@ class WebDataset(Images):
     def _named(self) -> str:
         """`label`, with its suffix as members are compared with it."""
         suffix, dot, entry = self.label.lstrip(".").partition(".")
-        return suffix.lower() + dot + entry
+        return suffix.lower() + dot + (entry if suffix.lower() == "json" else entry.lower())
 
     @property
     def _of(self) -> str:
@@ -142,13 +146,18 @@ class WebDataset(Images):
 
     def _labels(self, table: Any, files: list[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return each sample's label, int64 [n], and the classes."""
+        tars = with_pillow().tars
         codes, names = with_pillow().tables.coded(table["label"])
         shown = with_pillow().byte_files.shown
         if (codes < 0).any():
             row = int(codes.argmin())
-            suffix, _, entry = self._named.partition(".")
-            what = f"{table['name'][row].as_py()!r} has no label" + (f" {entry!r} in its .json" if entry else "")
-            how = f"add a member of the suffix .{suffix}, or name another: --data.label json.label"
+            suffix, entry = tars.parted(self._named)
+            name = table["name"][row].as_py()
+            what = f"{name!r} has no label" + (f" {entry!r} in its .json" if entry else "")
+            # Of 0.v1.jpg the suffix is v1.jpg: the label is probably in 0.v1.cls.
+            between_ = name.rpartition("/")[2].split(".")[1:-1]
+            other = ".".join([*between_, suffix]) if between_ and not entry else "json.label"
+            how = f"add a member of the suffix .{suffix}, or name another: --data.label {other}"
             raise errors.UserError(what, shown(files[table["shard"][row].as_py()].path), how)
         if not all(name.isdecimal() for name in names):
             if self.classes and sorted(self.classes) != names:

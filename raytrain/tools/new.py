@@ -17,6 +17,7 @@ from raytrain.data.image_files import tree
 from raytrain.data.images import FileImages
 from raytrain.data.maskfolder import recognised
 from raytrain.data.masks import MaskedImages
+from raytrain.data.webdataset import COMPRESSED
 from raytrain.files import expanded
 from raytrain.order import spread
 from raytrain.tools.new_table import Columns, as_flags, check_files, entries, is_table, of_table, table_in
@@ -122,7 +123,11 @@ def _source(root: str, typed: str, columns: Columns) -> MNIST | FileImages:
         return masked
     if os.path.isdir(os.path.join(root, "MNIST", "raw")):
         return MNIST(root)
-    if not entries(root)[1] and (how := table_in(root)):
+    files, folders = entries(root)
+    if not folders and any(name.endswith((".tar", *COMPRESSED)) for name in files):
+        how = f"write data=WebDataset({quoted(root)}) into an experiment file; raytrain data tells what is in them"
+        raise errors.UserError("there are no folders of images, but tar shards", root, how)
+    if not folders and (how := table_in(root)):
         raise errors.UserError("there are no folders of images, but a table", root, how)
     return ImageFolder(root)
 

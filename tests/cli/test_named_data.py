@@ -129,6 +129,14 @@ def test_folders_of_classes_stay_so_beside_other_files(tmp_path: Path) -> None:
         assert source_of(where) == ImageFolder(where)
 
 
+def test_compressed_shards_are_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "a.tar.gz").write_bytes(b"")
+    for place in (tmp_path / "shards", tmp_path / "shards" / "a.tar.gz"):
+        assert "the shard is compressed (.tar.gz)" in fails(capsys, "data", place)
+    assert "no folders of images, but tar shards" in fails(capsys, "new", tmp_path / "shards")
+
+
 def test_images_of_splits_beside_their_archives_are_a_folder_of_images(tmp_path: Path) -> None:
     image = tmp_path / "imagenet" / "train" / "n01440764" / "n01440764_10026.JPEG"
     image.parent.mkdir(parents=True)

@@ -176,6 +176,8 @@ def shard(path: Path, **members: bytes) -> str:
     [
         ({"a_png": b"x"}, {}, "'a.png' has no label, .*a.tar; add a member of the suffix .cls"),
         ({"a_png": b"x", "a_json": b"{}"}, {"label": "json.kind"}, "'a.png' has no label 'kind' in its .json"),
+        ({"a_v1_png": b"x", "a_v1_cls": b"0"}, {}, "'a.v1.png' has no label, .*--data.label v1.cls$"),
+        ({f"a_{n}_png": b"x" for n in range(4)}, {}, ".2.png and 1 more, .*; or write no dots into the names of samp"),
         (
             {"a_png": b"x", "a_json": b'{"kind": [1, 2]}'},
             {"label": "json.kind"},
@@ -269,6 +271,22 @@ def test_a_shard_that_is_cut_or_damaged_is_one_line(
     with pytest.raises(UserError, match=rf"no tar file, or damaged: {message}.*{path}; write") as found:
         WebDataset(str(path), cache="off").index()
     assert "\n" not in str(found.value)
+
+
+def test_a_label_may_have_dots_in_its_suffix(tmp_path: Path) -> None:
+    members = {f"{n}_V1_{kind}": str(n % 2).encode() for n in range(8) for kind in ("jpg", "cls")}
+    found = WebDataset(shard(tmp_path / "a.tar", **members), label=".v1.Cls", cache="off").index()
+    assert found["train"].classes == ("0", "1")
+    assert sum(map(len, found.values())) == 8
+
+
+def test_compressed_shards_must_be_unpacked(tmp_path: Path) -> None:
+    ten(tmp_path / "a.tar").rename(tmp_path / "a.tar.gz")
+    for place in (tmp_path, tmp_path / "a.tar.gz", tmp_path / "*.tar.gz"):
+        with pytest.raises(UserError, match=r"compressed \(.tar.gz\), .*/a.tar.gz; unpack .*: gunzip \*.gz$"):
+            WebDataset(str(place), cache="off").index()
+    ten(tmp_path / "b.tar")
+    assert sum(map(len, WebDataset(str(tmp_path), cache="off").index().values())) == 10
 
 
 def test_a_cut_shard_at_a_url_is_one_line(s3: str, tmp_path: Path) -> None:

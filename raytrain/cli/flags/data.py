@@ -17,6 +17,7 @@ from raytrain.data import MNIST, Data, ImageFolder, Manifest, Packed, WebDataset
 from raytrain.data.images import SPLITS
 from raytrain.data.late import with_pillow
 from raytrain.data.manifest import TABLES, WITH_BYTES
+from raytrain.data.webdataset import COMPRESSED
 from raytrain.experiment import Experiment
 from raytrain.run.experiment_file import load
 from raytrain.tools.output import check_output
@@ -58,7 +59,7 @@ def source_of(place: str) -> Data | None:
     plain = place.partition("?")[0] if is_url(place) else place
     if plain.lower().endswith(_TABLES):
         return Manifest(place).with_images()
-    if plain.lower().endswith(".tar"):
+    if plain.lower().endswith((".tar", *COMPRESSED)):
         return WebDataset(place)
     if is_url(place):
         return _of_folder(place)
@@ -100,7 +101,7 @@ def _of_folder(place: str) -> Data:
             files = files if shards else [] if deeper else below
     except OSError:  # reported when it is read
         return ImageFolder(place)
-    if any(name.endswith(".tar") for name in files):
+    if any(name.endswith((".tar", *COMPRESSED)) for name in files):
         return WebDataset(place)
     return Manifest(place).with_images() if any(name.endswith(WITH_BYTES) for name in files) else ImageFolder(place)
 
