@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from raytrain import errors
 from raytrain.cli.flags.predict import Prediction
 from raytrain.report import predictions
 from raytrain.run.run import Run
-from raytrain.tools import batch_predict, inference
+from raytrain.tools import batch_predict, inference, listing
 
 
 def predict(wanted: Prediction) -> int:
@@ -38,6 +39,7 @@ def predict(wanted: Prediction) -> int:
     else:
         inference.write_predictions(rows, classes, Path(wanted.out))
         print(f"wrote {len(rows)} {'predictions' if wanted.features is None else 'feature vectors'} to {wanted.out}")
+    _tell(listing.left_out(wanted.images))
     return 0
 
 
@@ -51,7 +53,14 @@ def _predict_in_parts(run: Run, wanted: Prediction, out: str) -> int:
         print(f"error: a worker failed: {error}; correct it, and the same command goes on", file=sys.stderr)
         return 1
     print(predictions.line(found, out.partition("?")[0]))
+    _tell(found.left_out)
     return 0
+
+
+def _tell(left_out: Sequence[str]) -> None:
+    """Tell on stderr which files are left out: rows on stdout may go into another program."""
+    if left_out:
+        print(listing.told(left_out), file=sys.stderr)
 
 
 def _cell(name: str, value: Any, classes: tuple[str, ...]) -> str | None:

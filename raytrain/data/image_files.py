@@ -15,7 +15,7 @@ from raytrain import errors, files
 from raytrain.data import byte_files, cache, decode, hugging_face, listing, table_cells, table_labels, tables, tars  # noqa: F401  (for sources, `with_pillow`)
 from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
 from raytrain.data.source import Index
-from raytrain.data.trees import EXTENSIONS, tree  # noqa: F401  (for folders, by `with_pillow`)
+from raytrain.data.trees import EXTENSIONS, OTHER_KINDS, tree  # noqa: F401  (for folders, by `with_pillow`)
 
 _AT_URL = 64
 """Images at a URL that a probe looks at."""

@@ -19,22 +19,6 @@ from raytrain.data.source import Index
 from raytrain.files import reason
 
 _LAYOUT = "give a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
-_OTHER_KINDS = (
-    ".gif",
-    ".heic",
-    ".heif",
-    ".avif",
-    ".jxl",
-    ".jp2",
-    ".tga",
-    ".psd",
-    ".svg",
-    ".dng",
-    ".cr2",
-    ".nef",
-    ".dcm",
-)
-"""Suffixes of images that are not read, and can be converted."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +155,8 @@ def _layout(tree: Any, splits: dict[str, str]) -> str:
 
 def _wrong_kinds(files: list[str]) -> list[str]:
     """Return the suffixes of images of kinds that are not read, the most frequent first."""
-    kinds = Counter(suffix for file in files if (suffix := Path(file).suffix.lower()) in _OTHER_KINDS)
+    other = with_pillow().OTHER_KINDS
+    kinds = Counter(suffix for file in files if (suffix := Path(file).suffix.lower()) in other)
     return [kind for kind, _ in kinds.most_common(3)]
 
 

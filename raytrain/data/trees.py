@@ -13,6 +13,10 @@ from raytrain.data import byte_files
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The suffixes of images, as in torchvision's ImageFolder. Other files and hidden files are reported as ignored."""
+OTHER_KINDS = frozenset(
+    f".{kind}" for kind in "gif jfif jpe heic heif avif jxl jp2 tga psd svg dng cr2 nef dcm".split()
+)
+"""Suffixes of images that are not read, and can be renamed or converted."""
 
 
 class Folder(NamedTuple):

@@ -37,12 +37,14 @@ class Progress(NamedTuple):
         done: those in parts that are written, also by earlier commands.
         bad: those among them that could not be read.
         before: those that earlier commands have written.
+        left_out: images beside them of kinds that are not read.
     """
 
     images: int
     done: int
     bad: int
     before: int
+    left_out: tuple[str, ...] = ()
 
 
 class PredictionFailed(Exception):
@@ -90,7 +92,7 @@ def predict(
     }
     done, whole = parts.begin(place, where, known), parts.ranges(len(found), settings.part_size)
     before = sum(whole[part][1] - whole[part][0] for part in done)
-    now = Progress(len(found), before, sum(done.values()), before)
+    now = Progress(len(found), before, sum(done.values()), before, found.left_out)
     follow(now)
     if len(done) == len(whole):
         parts.tidy(place, where)

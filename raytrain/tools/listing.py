@@ -16,7 +16,7 @@ from raytrain import config, errors
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
-from raytrain.data.image_files import EXTENSIONS
+from raytrain.data.image_files import EXTENSIONS, OTHER_KINDS
 
 _HERE = ""
 """The root of files of this machine."""
@@ -48,6 +48,7 @@ class Listing:
         root: int32 [n], which of them each image has.
         sizes: int64 [n], bytes.
         digest: sha256 of paths and sizes.
+        left_out: images in folders and at URLs of kinds that are not read.
     """
 
     paths: pa.StringArray
@@ -56,6 +57,7 @@ class Listing:
     root: np.ndarray
     sizes: np.ndarray
     digest: str
+    left_out: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -85,9 +87,11 @@ def listed(sources: Sequence[str]) -> Listing:
         UserError: one of them is not there or holds no image, a name is not UTF-8, or storage does not answer.
     """
     found: dict[str, Image] = {}
+    others: dict[str, None] = {}
     for source in sources:
-        images = _at_url(source) if location.is_url(source) else _here(source)
+        images, more = _at_url(source) if location.is_url(source) else (_here(source), left_out([source]))
         found |= {image.path: image for image in images}
+        others |= dict.fromkeys(more)
     images = [found[path] for path in sorted(found)]
     try:
         paths, names = (pa.array([getattr(image, name) for image in images], pa.string()) for name in ("path", "name"))
@@ -105,6 +109,7 @@ def listed(sources: Sequence[str]) -> Listing:
         np.array([numbers[image.root] for image in images], np.int32),
         np.array([image.size for image in images], np.int64),
         digest.hexdigest(),
+        tuple(others),
     )
 
 
@@ -159,22 +164,44 @@ def images_at(path: Path) -> list[str]:
         UserError: there is no such file, no image in the folder, or a folder cannot be read.
     """
     if os.path.isdir(path):
-        parents = frozenset(map(os.path.realpath, Path(os.path.abspath(path)).parents))
         try:
-            found = sorted(_below("" if str(path) == os.curdir else str(path), parents))
+            start = "" if str(path) == os.curdir else str(path)
+            found = sorted(file for file in _below(start, _parents(path)) if _is_image(os.path.basename(file)))
+            found = [file for file in found if os.path.isfile(file)]
         except OSError as error:
             what = f"the folder cannot be read: {error.strerror}"
             raise errors.UserError(what, error.filename, "change its permissions, or leave it out") from None
         if not found:
-            raise errors.UserError("no images there", path, "give image files or a folder of them")
+            others = left_out([str(path)])
+            what = f"no images there; {told(others)}" if others else "no images there"
+            raise errors.UserError(what, path, "give image files or a folder of them")
         return found
     if not os.path.isfile(path):
         raise errors.no_such_file(path, "image")
     return [str(path)]
 
 
+def left_out(sources: Sequence[str]) -> list[str]:
+    """Return the images of kinds that are not read, below folders of this machine, in order, without hidden ones."""
+    folders = [source for source in map(str, sources) if not location.is_url(source) and os.path.isdir(source)]
+    found = (file for folder in folders for file in _below(folder, _parents(folder)))
+    return sorted(set(filter(_is_other, found)))
+
+
+def told(names: Sequence[str]) -> str:
+    """Return a line about images that are left out."""
+    files = f"{len(names):,} images of kinds that are" if len(names) > 1 else "1 image of a kind that is"
+    shown = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+    return errors.one_line(f"left out {files} not read: {shown}")
+
+
+def _parents(folder: str | Path) -> frozenset[str]:
+    return frozenset(map(os.path.realpath, Path(os.path.abspath(folder)).parents))
+
+
 def _below(folder: str, above: frozenset[str]) -> Iterator[str]:
-    """Yield the images below a folder. Links to folders are followed, as in `ImageFolder`, unless they lead back.
+    """Yield the files below a folder without hidden ones. Links to folders are followed, as in `ImageFolder`, unless
+    they lead back.
 
     Args:
         above: the real paths of the folders that it is in.
@@ -185,8 +212,7 @@ def _below(folder: str, above: frozenset[str]) -> Iterator[str]:
         if entry.name.startswith("."):
             continue
         if not os.path.isdir(file):
-            if _is_image(entry.name) and os.path.isfile(file):
-                yield file
+            yield file
         elif not entry.is_symlink() or os.path.realpath(file) not in above:
             yield from _below(file, above)
 
@@ -196,7 +222,8 @@ def _here(source: str) -> list[Image]:
     return [Image(file, _HERE, os.path.abspath(file), os.stat(file).st_size) for file in files]
 
 
-def _at_url(url: str) -> list[Image]:
+def _at_url(url: str) -> tuple[list[Image], list[str]]:
+    """Return the images at a URL, and those beside them of kinds that are not read."""
     path, mark, options = url.partition("?")
     path = path.rstrip("/")
     single = path.lower().endswith(EXTENSIONS)
@@ -210,9 +237,17 @@ def _at_url(url: str) -> list[Image]:
     ]
     if not found:
         raise errors.UserError("no images there", path, "give the URL of an image, or of a folder of images")
-    return found
+    others = [] if single else [name for name in there if _is_other(name) and not _is_hidden(name)]
+    return found, [f"{shown}/{name}" for name in others]
 
 
 def _is_image(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.suffix.lower() in EXTENSIONS and not any(part.startswith(".") for part in path.parts)
+    return PurePosixPath(name).suffix.lower() in EXTENSIONS and not _is_hidden(name)
+
+
+def _is_other(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in OTHER_KINDS
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in PurePosixPath(name).parts)

@@ -15,8 +15,9 @@ import torch
 from helpers.commands import copied, digit_files, fails, finished, make_run, succeeds, without_ray
 from torch import nn
 
-from raytrain import CNN, MLP, Data, Digits, Experiment, Index, Model, Run, Task
+from raytrain import CNN, MLP, Data, Digits, Experiment, Index, Model, Run, Task, cli
 from raytrain.run.lock import Lock
+from raytrain.tools import listing
 from raytrain.tools.listing import images_at
 
 __all__ = ["copied", "digit_files", "finished", "without_ray"]
@@ -58,6 +59,23 @@ def test_hidden_files_and_names_that_are_not_text(finished: Run, capsys: Capture
     assert len(succeeds(capsys, "predict", finished.path, digit_files).splitlines()) == 12
     shutil.copyfile(digit_files / "00.png", os.fsencode(digit_files) + b"/\xff.png")
     assert "its name is not UTF-8" in fails(capsys, "predict", finished.path, digit_files)
+
+
+def test_images_of_other_kinds_are_counted_on_stderr(finished: Run, capsys: Capture, digit_files: Path) -> None:
+    other = digit_files.parent / "other"
+    other.mkdir()
+    for name in ("a.gif", "b.avif", "c.jfif", "d.txt", ".hidden"):
+        (other / name).write_bytes(b"x")
+    assert "no images there; left out 3 images of kinds that are not read: " in fails(
+        capsys, "predict", finished.path, other
+    )
+    other.rename(digit_files / "other")
+    assert cli.run(["predict", str(finished.path), str(digit_files), str(digit_files / "00.png")]) == 0
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 13
+    names = ", ".join(f"{digit_files}/other/{name}" for name in ("a.gif", "b.avif", "c.jfif"))
+    assert said.err == f"left out 3 images of kinds that are not read: {names}\n"
+    assert listing.listed([str(digit_files)]).left_out == tuple(listing.left_out([str(digit_files)]))
 
 
 def test_linked_folders_are_followed_unless_they_lead_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,12 @@ def test_the_listing_is_sorted_and_has_each_image_once(digit_files: Path) -> Non
 
 def test_images_at_a_url_are_found_without_its_options(s3: str) -> None:
     place = parts.opened(f"{s3}/listed")
-    for name in ("b.png", "sub/a.JPG", "notes.txt", ".hidden/x.png"):
+    for name in ("b.png", "sub/a.JPG", "notes.txt", ".hidden/x.png", "c.GIF"):
         place.write(name, name.encode())
     for url in (f"{s3}/listed/?region=us-east-1", f"{s3}/listed?region=us-east-1"):
         found = listing.listed([url])
         assert found.paths.to_pylist() == [f"{s3}/listed/b.png", f"{s3}/listed/sub/a.JPG"]
+        assert found.left_out == (f"{s3}/listed/c.GIF",)
         assert found.sizes.tolist() == [5, 9] and found.first_here() is None
     assert listing.listed([f"{s3}/listed/b.png", f"{s3}/listed"]).paths.to_pylist() == found.paths.to_pylist()
     for url in (f"{s3}/none", f"{s3}/listed/c.png"):
