@@ -205,11 +205,12 @@ class Manifest(masks.MaskedImages):
 
     def notes(self) -> list[str]:
         """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
-        tables = with_pillow().tables
+        tables, shown = with_pillow().tables, with_pillow().byte_files.shown
         files = tables.files(self._file())
         if self.split in tables.schema(files[0]).names or _VAL in self._named_splits(files):
             return super().notes()
-        return [f"{self.root} has no column of splits: {self._share}", *super().notes()]
+        lacks = "column of splits" if len(files) == 1 or splits_of(list(map(shown, files))) is None else "file of val"
+        return [f"{self.root} has no {lacks}: {self._share}", *super().notes()]
 
     def size_notes(self, index: Index) -> list[str]:
         """Return what becomes of the images' pixels, and why decoded images are not cached."""

@@ -50,7 +50,7 @@ def _missing(data: Any, where: str, schema: Any, name: str, chosen: bool) -> err
     elif name == data.label:
         how += "; name the one with the classes by --data.label COLUMN, with masks by --data.mask, with numbers by "
         how += "--data.target, with several classes by --data.labels"
-    images = [field.name for field in schema if "binary" in str(field.type)]
+    images = [field.name for field in schema if "binary" in str(field.type) and "list<" not in str(field.type)]
     if name == data.path and not data.bytes and images and not chosen:
         how = f"did you mean --data.bytes {images[0]}?"
     return errors.UserError(f"the manifest has no column {name!r}", where, how)

@@ -213,7 +213,8 @@ class _Guess:
         data, found = self._data, dict[str, list[str]]()
         folder, files, suffix = self._files()
         path = data.path if "path" not in self._lacking else files[0] if files else ""
-        blobs = [name for name in self._types if self._is_bytes(name) and name != data.bytes]
+        alone = [name for name in self._types if self._is_bytes(name) and "list<" not in self._types[name]]
+        blobs = [name for name in alone if name != data.bytes]
         if "path" in self._lacking and path:
             found["path"] = [path]
         elif "path" in self._lacking and blobs:
@@ -264,10 +265,12 @@ class _Guess:
         """Return the flag that fits the values of a column, or nothing; "bit" for 0 and 1, which are two classes or
         tell whether an image is of one."""
         kind = self._types[name]
+        if kind.startswith(("struct", "map")):  # as Hugging Face's boxes and classes of objects
+            return ""
         numbers = re.search(r"double|float|decimal", kind) is not None
         if "list<" in kind:
             return "target" if numbers else "labels"
-        if numbers and not kind.startswith(("struct", "map")):
+        if numbers:
             return "target"
         whole = kind.startswith(("int", "uint"))
         if not whole and not kind.startswith(("string", "large_string", "dictionary", "bool")):

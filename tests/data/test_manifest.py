@@ -211,6 +211,9 @@ def test_workers_get_absolute_paths_and_the_plan_says_what_is_held_out(
     data = Manifest("a.csv", folder="images", cache="off")
     assert (data.absolute().root, data.absolute().folder) == (str(tmp_path / "a.csv"), str(tmp_path / "images"))
     assert [note.partition(":")[0] for note in data.notes()] == ["a.csv has no column of splits"]
+    for split in ("train", "test"):
+        write(rows(folder).drop(["split"]), tmp_path / f"{split}.csv")
+    assert Manifest("{train,test}.csv", folder="images").notes()[0].startswith("{train,test}.csv has no file of val: ")
 
 
 def test_codes_are_places_among_sorted_texts():

@@ -249,6 +249,14 @@ def test_a_table_that_does_not_tell_gets_the_flags(photos: Path, capsys: Capture
     assert "separate the columns with commas in place of ';'" in said and not (photos / "x.py").exists()
 
 
+def test_boxes_and_lists_of_images_are_not_guessed(photos: Path, capsys: Capture) -> None:
+    boxes = [{"bbox": [[1.0, 2.0, 3.0, 4.0]], "category": [0]}] * COUNT
+    table = write(photos / "boxes.parquet", {"x": blobs(photos), "objects": boxes})
+    assert f"`raytrain new {table} --bytes x --label COLUMN`" in fails(capsys, "new", table)
+    table = write(photos / "lists.parquet", {"x": [[one] for one in blobs(photos)], "label": CLASSES})
+    assert f"`raytrain new {table} --path COLUMN`" in fails(capsys, "new", table)
+
+
 def test_a_table_of_another_system_says_what_to_change(photos: Path, capsys: Capture) -> None:
     rows = [f"{path},{name}\n" for path, name in zip(paths(), CLASSES, strict=True)]
     (photos / "bare.csv").write_text("".join(rows))
