@@ -71,9 +71,10 @@ class Augment:
             if not isinstance(one, Operation):
                 got = f"the class {one.__name__}" if isinstance(one, type) else f"{one!r}"[:60]
                 what = f"operations must be a tuple of raytrain's operations, got {got}"
-                raise errors.UserError(
-                    what, "in Augment", "write operations=(HorizontalFlip(p=0.5), ColorJitter(hue=0.1))"
-                )
+                name = (one if isinstance(one, type) else type(one)).__name__
+                near = "" if name in (known := _names(Operation)) else errors.nearest(name, known)
+                how = f"{near}write operations=(HorizontalFlip(p=0.5), ColorJitter(hue=0.1))"
+                raise errors.UserError(what, "in Augment", how)
         check(
             self,
             padding=at_least(0),
@@ -144,3 +145,9 @@ class Augment:
     def mixes(self) -> bool:
         """Whether samples are mixed in pairs."""
         return self.mixup > 0 or self.cutmix > 0
+
+
+def _names(kind: type) -> list[str]:
+    """Return the names of the public subclasses of a class."""
+    found = [name for one in kind.__subclasses__() for name in (one.__name__, *_names(one))]
+    return [name for name in found if not name.startswith("_")]

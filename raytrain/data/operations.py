@@ -33,7 +33,8 @@ class _Crop(Operation):
     def __new__(cls, *values: object, **fields: object) -> Self:
         """Refuse a value without a name: in torchvision it is a size."""
         if values:
-            how = f"write {cls.__name__}(): the data gives the side, as in ImageFolder(size=256, crop=224)"
+            named = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+            how = f"write {cls.__name__}({named}): the data gives the side, as in ImageFolder(size=256, crop=224)"
             raise errors.UserError(f"{cls.__name__} takes no size, and its values by name only", "", how)
         return super().__new__(cls)
 

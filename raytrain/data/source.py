@@ -326,14 +326,14 @@ class Data:
         crop.
 
         Raises:
-            UserError: the crop is larger than a stored image, mean, std or the policy do not fit its channels or its
-                type, a mask does not fit the images or the policy, or what a setting needs, such as images, labels or a
-                crop, is missing.
+            UserError: a crop, mean, std, policy or mask does not fit the images, or what a setting needs is missing.
         """
         images, where = [field for field in index.fields if field.kind == "image"], f"in {type(self).__name__}"
         if not images and (self.input_side is not None or self.augment.changes):
             what = "crop" if self.input_side is not None else "augment"
-            raise errors.UserError(f"{what} is for images, and the data has none", where, f"leave {what} out")
+            like = [one for one in index.fields if len(one.shape) == 3 and one.dtype.startswith("float")]
+            how = f"return {like[0].name!r} as a PIL image or uint8 (it is {like[0].dtype}), or " if like else ""
+            raise errors.UserError(f"{what} is for images, and the data has none", where, f"{how}leave {what} out")
         if self.augment.mixes and (index.labels is None or len(index.fields) > 1):
             what = "mixup and cutmix mix one image and one label per sample, and the data has other arrays"
             raise errors.UserError(what, where, "leave them out")

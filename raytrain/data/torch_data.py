@@ -19,6 +19,8 @@ from raytrain.user_code.wrappers import Wrapped, Wraps, takes, target_of, where_
 _LABELS = ("targets", "labels", "_labels")
 """Attributes in which datasets of torchvision and others have all their labels."""
 _DICT = 'return a dict of named arrays, such as {"image": image, "mask": mask, "label": 3}'
+_READ_TWICE = 8
+"""Samples of which two readings are compared."""
 _LOCK = threading.Lock()
 """Datasets are made for one thread in a process."""
 
@@ -166,11 +168,8 @@ class TorchData(Wrapped, Data):
         """Return the fields of the first sample, and whether it has a label."""
         name = f"{target_of(type(self)).__name__}[0]"
         with calling(name):
-            (first, label), (again, _) = self._sample("train", 0), self._sample("train", 0)
-        for key, array in first.items():
-            if not np.array_equal(array, again[key], equal_nan=array.dtype.kind == "f"):
-                how = "leave random transforms out: data.augment has crops, flips and policies, new in each epoch"
-                raise self._wrong(f"{key!r} of a sample is another one each time it is read", how)
+            first, label = self._sample("train", 0)
+        self._check_equal()
         if not first:
             raise self._wrong("a sample has no array besides its label", _DICT)
         images = {array.shape[1:] for array in first.values() if _is_image(array)}
@@ -192,6 +191,18 @@ class TorchData(Wrapped, Data):
                 what = f"{field.name!r} is {field.dtype} {list(field.shape)}, with its channels last"
                 raise self._wrong(what, "put channels first, as in [3, 32, 32]")
         return fields, label is not None
+
+    def _check_equal(self) -> None:
+        """Check that samples read twice are equal; several, as a flip may leave one of them as it was."""
+        for row in range(min(_READ_TWICE, len(self._dataset("train")))):
+            try:
+                (once, _), (again, _) = self._sample("train", row), self._sample("train", row)
+            except Exception:  # it is a bad sample, as others may be
+                continue
+            for key, array in once.items():
+                if key not in again or not np.array_equal(array, again[key], equal_nan=array.dtype.kind == "f"):
+                    how = "leave random transforms out: data.augment has crops, flips and policies, new in each epoch"
+                    raise self._wrong(f"{key!r} of a sample changes each time it is read", how)
 
     def _labels(self, split: str) -> np.ndarray:
         """Return the label of each sample, int64 [n]: from an attribute of the dataset if it has one, or by reading."""

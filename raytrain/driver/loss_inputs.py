@@ -32,7 +32,7 @@ def notes(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
         outputs = e.task.forward(module, batch)
     if bool((outputs < 0).any()) or bool(((outputs.sum(1) - 1).abs() > _CLOSE).any()):
         return []
-    return ["the model gives probabilities, and the loss takes logits: leave softmax out, or training is slow"]
+    return ["the model gives probabilities, and the loss takes logits: leave softmax out, or the model learns badly"]
 
 
 def _takes_labels(e: Experiment, module: nn.Module, batch: Batch) -> bool:

@@ -94,7 +94,10 @@ def check_model(experiment: Experiment, blank: Batch, classes: int) -> tuple[nn.
         experiment.task.check_model(shape, classes, where)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         where = "freeze" if experiment.freeze else where
-        raise errors.UserError("the model has no parameter that requires a gradient", f"in {where}", "unfreeze a layer")
+        what, how = "the model has no parameter that requires a gradient", "unfreeze a layer"
+        if not any(True for _ in module.parameters()):
+            what, how = "the model has no parameters", "make lists of layers nn.ModuleList and dicts nn.ModuleDict"
+        raise errors.UserError(what, f"in {where}", how)
     return module, shape
 
 

@@ -81,7 +81,7 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
             raise errors.UserError("no such experiment file", path, how)
         if os.path.isdir(path):
             how = f"`raytrain new {shlex.quote(str(path))}` writes an experiment file for a folder of images"
-            how = errors.did_you_mean(meant[:4]).rstrip() or how
+            how = f"{errors.did_you_mean(meant[:4])}{how}"
             raise errors.UserError("this is a folder, and not an experiment file", path, how)
         raise errors.no_such_file(path, "experiment file", meant[:4])
     if path.suffix == ".json":
@@ -278,7 +278,7 @@ def _does_not_load(error: BaseException, path: Path, copied: bool) -> errors.Use
     elif copied:  # `resume --experiment` needs the copy too, to compare what it defines
         how = f"correct that line in the run's copy, {path.parent / (places.copy_of(where) or path.name)}"
     elif similar := _similar(error):
-        how = errors.did_you_mean(similar).strip()
+        why, how = re.sub(r" \(/.*\)$", "", why), errors.did_you_mean(similar).strip()
     return errors.UserError(f"the experiment file does not load: {why}", where, how)
 
 
@@ -309,6 +309,8 @@ def _unknown_field(error: TypeError) -> errors.UserError | None:
 
 def _fields_like(name: str) -> list[str]:
     """Return the fields of an experiment, and of its parts, that a name may mean: `scaling=Scaling(workers=...)`."""
+    if name in ("loss", "loss_fn", "criterion"):
+        return ["task=Classification(...)", "a task of your own with a `loss`"]
     example = Experiment(MLP(), ImageFolder("images"))
     found: dict[str, None] = {}
     for path in hints.flags(name, config.paths(example)):

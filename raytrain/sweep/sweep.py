@@ -187,7 +187,7 @@ class Sweep:
         """What to look for, read."""
         names = (self.objective,) if isinstance(self.objective, str) else self.objective
         directions = self.experiment.task.declared()
-        return tuple(parse(name, directions) for name in names)
+        return tuple(parse(name, directions, monitor=self.experiment.task.monitor) for name in names)
 
     @property
     def limits(self) -> tuple[Constraint, ...]:

@@ -124,7 +124,8 @@ class SweepPlan:
             f"{_repeated(s)}; looking for " + " and ".join(f"the {superlative(o.mode)} {o.name}" for o in s.objectives),
             "search": ("every combination of the grid" if grid else type(s.search).__name__)
             + (", every trial to its end" if whole else f", {type(s.scheduler).__name__}{compares}"),
-            "at once": f"{self.concurrent} of {workers}{f' with {each}' if len(widths) == 1 else ''}"
+            "at once": f"{self.concurrent} trial{'s' if self.concurrent > 1 else ''} of {workers}"
+            + (f" with {each}" if len(widths) == 1 else "")
             + (f"; {s.memory_gib:g} GiB each" if s.memory_gib else "")
             + (f"; {self._measured}" if _of_machine(s) else ""),
             "disk": f"{files.size(self.weights)} of checkpoints at most: those under way and the best "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -182,7 +181,7 @@ class Task:
             return
         metric, others = self.monitor.removeprefix("val_"), [name.removeprefix("val_") for name in known]
         what = f"no direction is declared for task.monitor {self.monitor!r}"
-        close = get_close_matches(metric, others, n=1)
+        close = errors.close(metric, others)
         how = f"did you mean val_{close[0]}? " if close else ""
         takes = any(f.name == "metrics" for f in fields(self))
         own = [one for one in kind.__mro__ if not one.__module__.startswith("raytrain.")]

@@ -30,6 +30,8 @@ _ELSEWHERE = {
     **dict.fromkeys(("early_stopping", "early_stopping_patience"), "patience"),
 }
 """Names of fields in PyTorch's examples, Lightning, Accelerate, timm and torchrun."""
+_NOWHERE = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "drop_last", "shuffle")
+"""Settings of PyTorch's DataLoader, which raytrain does not need: a near name would mean another thing."""
 _ALIKE = 0.74
 """The smallest similarity (difflib's ratio) of a mistyped name."""
 
@@ -42,6 +44,8 @@ def flags(given: str, known: Sequence[str]) -> list[str]:
         known: all paths.
     """
     path = given.lstrip("-").replace("-", "_").lower().removeprefix("no_")
+    if path in _NOWHERE:
+        return []
     elsewhere = _ELSEWHERE.get(path) or _ELSEWHERE.get(path.rpartition(".")[2])
     if elsewhere and elsewhere in known:
         return [elsewhere]

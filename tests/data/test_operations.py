@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
@@ -426,6 +427,8 @@ def test_operations_survive_json() -> None:
         (lambda: Augment((HorizontalFlip(),)), "operations are given by name, in Augment; write operations="),  # type: ignore[arg-type]
         (lambda: Augment(HorizontalFlip()), "operations are given by name, in Augment; write operations="),  # type: ignore[arg-type]
         (lambda: RandomCrop(32), r"RandomCrop takes no size, and its values by name only; write RandomCrop\(\)"),  # type: ignore[misc]
+        (lambda: RandomCrop(32, padding=4), r"write RandomCrop\(padding=4\): the data gives the side"),  # type: ignore[misc]
+        (lambda: Augment(operations=(v2.RandomHorizontalFlip(),)), "did you mean HorizontalFlip"),  # type: ignore[arg-type]
         (lambda: RandomResizedCrop(224, scale=(0.1, 1)), "RandomResizedCrop takes no size"),  # type: ignore[misc]
         (lambda: Augment(operations=[HorizontalFlip()]), "operations must be a tuple of raytrain's operations, got "),  # type: ignore[arg-type]
         (lambda: Augment(operations=(HorizontalFlip,)), "got the class HorizontalFlip, in Augment; write operations="),  # type: ignore[arg-type]

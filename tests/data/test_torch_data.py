@@ -6,12 +6,14 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.plain_parts import Digit, LongStream, Stream, Whole, from_one, named, truth
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
+from PIL import Image
 
 from raytrain import (
     CNN,
@@ -110,10 +112,29 @@ def test_a_share_of_each_class_is_held_out() -> None:
     )
 
 
+def test_a_random_flip_is_found_though_it_leaves_half_of_the_samples_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    random, read = np.random.default_rng(0), Whole.__getitem__
+
+    def flipped(self: Whole, row: int) -> Any:
+        image, label = read(self, row)
+        return (image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < 0.5 else image), label
+
+    monkeypatch.setattr(Whole, "__getitem__", flipped)
+    for _ in range(5):
+        with pytest.raises(UserError, match="changes each time it is read"):
+            checked_indices(TorchData(Whole))
+
+
+def test_floats_are_no_images_to_change() -> None:
+    data = TorchData(Whole, form="float", augment=Augment(flip=0.5))
+    with pytest.raises(UserError, match=r"return 'image' as a PIL image or uint8 \(it is float32\), or leave"):
+        data.sample(data.index()["train"])
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (TorchData(Whole, form="random"), "'image' of a sample is another one each time it is read, in Whole"),
+        (TorchData(Whole, form="random"), "'image' of a sample changes each time it is read, in Whole"),
         (TorchData(Whole, form="three"), "a sample has 3 values without names, in Whole .*; return a dict of named"),
         (
             TorchData(Whole, form="empty"),

@@ -140,6 +140,17 @@ def test_one_whole_epoch_is_no_plural() -> None:
         make(SimpleModel(), steps=30, swa_start_epoch=2)
 
 
+class Bare(nn.Module):
+    """A model all of whose layers are in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(64, 10)]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](images.flatten(1))
+
+
 class Listed(nn.Module):
     """A model whose layers its lists and dicts hide from PyTorch."""
 
@@ -163,7 +174,7 @@ class Hidden(Model):
     kind: str = "modules"
 
     def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
-        return Listed(self.kind, classes)
+        return Bare() if self.kind == "bare" else Listed(self.kind, classes)
 
 
 SCALE = nn.Parameter(torch.ones(2))
@@ -184,5 +195,9 @@ def test_weights_that_nothing_trains_are_refused() -> None:
         with pytest.raises(UserError, match=message):
             make(Hidden(kind))
     make(Hidden())
+    with pytest.raises(
+        UserError, match=r"the model has no parameters, in Hidden .*; make lists of layers nn.ModuleList"
+    ):
+        make(Hidden("bare"))
     with pytest.raises(UserError, match=r"a weight \[2\] that the model does not have: it is not trained, in Scaled"):
         make(SimpleModel(), task=Scaled())

@@ -33,6 +33,7 @@ from raytrain import (
     LogUniform,
     MedianStopping,
     RandomSearch,
+    Regression,
     Scaling,
     Sweep,
     Uniform,
@@ -214,6 +215,11 @@ def test_objective_follows_the_declared_direction() -> None:
     assert sweep.trial({}).task == Graded(monitor="val_error")
     with pytest.raises(UserError, match=r"no run reports 'val_error'.*there are val_loss, val_accuracy"):
         replace(sweep, experiment=BASE)
+    numbers = replace(BASE, task=Regression(target="size"))
+    with pytest.raises(
+        UserError, match=r"no run reports 'val_accuracy'.*; write objective='val_loss', which the task mon"
+    ):
+        Sweep(numbers, (Grid("batch_size", (32, 64)),))
 
 
 def test_values_that_only_fit_together_are_set_together() -> None:

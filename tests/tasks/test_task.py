@@ -196,6 +196,7 @@ def test_the_direction_of_a_metric_is_declared_and_inherited() -> None:
             Classification(monitor="val_acuracy"),
             r"'val_acuracy' is no metric of this task, in Classification; did you mean val_accuracy\? take one of",
         ),
+        (Classification(monitor="val_acc"), r"did you mean val_accuracy\?"),
         (Joining(monitor="val_auroc"), r"in Joining .*take one of .*, or add its metric to task.metrics"),
         (Segmentation(metrics=(IoU(of="sky"),)), r"'val_macro_iou' is no .*take one of .*val_iou_sky, or add its met"),
         (

@@ -41,6 +41,9 @@ def test_the_file_fits_the_folder_and_runs(tmp_path: Path, capsys: Capture, mode
     assert isinstance(data, ImageFolder) and (data.root, data.size, data.channels) == (str(root), 64, channels)
     assert "2 classes" in succeeds(capsys, "train", out, "--dry_run", "--scaling.workers", 0)
     assert "the file exists" in fails(capsys, "new", root, "--out", out) and out.read_text() == text
+    assert "the file exists" not in fails(capsys, "new", root / "missing", "--out", out), (
+        "the missing folder comes first"
+    )
 
 
 def test_damaged_images_are_named_and_left_out(

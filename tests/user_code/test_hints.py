@@ -32,7 +32,7 @@ FINETUNE = str(REPOSITORY / "experiments" / "finetune.py")
         ("--dryrun", "--dry_run"),
         ("--gpus", "--scaling.workers"),
         ("--devices", "--scaling.workers"),
-        ("--num-workers", "--scaling.workers"),
+        ("--nproc-per-node", "--scaling.workers"),
         ("--learning-rate", "--optimizer.lr"),
         ("--max_epochs", "--epochs"),
         ("--amp", "--precision"),
@@ -143,5 +143,6 @@ def test_predict_with_the_run_last_says_the_right_order(
 def test_several_paths_of_one_name_are_all_suggested() -> None:
     assert hints.flags("--lr", ["optimizer.lr", "head.lr", "epochs"]) == ["optimizer.lr", "head.lr"]
     assert hints.flags("--augment", ["data.augment.flip", "data.root"]) == ["data.augment.flip"]
+    assert not hints.flags("--num-workers", ["scaling.workers"]), "raytrain has no such workers"
     assert hints.flags("--seedd", ["data.folds.seed", "seed"]) == ["seed"]
     assert hints.flags("--head.lrr", ["optimizer.lr", "head.lr"]) == ["head.lr"]
