@@ -143,7 +143,7 @@ def _no_room_for(workers: int, cpus: float, gpus: float, resources: Resources) -
 
 def _too_few(resource: str, asked: float, has: float, where: str) -> errors.UserError:
     return errors.UserError(
-        f"the run asks for {asked:g} {resource} and the cluster has {has:g}",
+        f"the run asks for {asked:g} {resource[:-1] if asked == 1 else resource} and the cluster has {has:g}",
         f"in {where}",
         "ask for less, or start more nodes",
     )
