@@ -16,6 +16,7 @@ from helpers.commands import DIGITS, REPOSITORY, fails, no_runs, succeeds, witho
 
 from raytrain import Experiment, Sweep, __version__, config
 from raytrain.cli.commands import COMMANDS
+from raytrain.cli.flags.parsing import describe
 from raytrain.run.experiment_file import load
 from raytrain.sweep.sweep import load as load_sweep
 
@@ -291,3 +292,11 @@ def test_every_experiment_of_the_repository_loads() -> None:
     assert len(files) > len(sweeps) > 0
     assert all(isinstance(load(file)[0], Experiment) for file in files if file not in sweeps)
     assert all(isinstance(load_sweep(file)[0], Sweep) for file in sweeps)
+
+
+def test_help_begins_with_what_the_file_says_or_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "exp.py"
+    file.write_text('"""Digits, by two layers."""\n')
+    assert describe(file) == "Digits, by two layers."
+    file.write_text("x = 1\n")
+    assert describe(file) == "The experiment of exp.py." and describe(None) == "The experiment of a run."

@@ -227,11 +227,13 @@ def _plain(text: str) -> str:
 
 
 def describe(source: Path | None) -> str:
-    """Return the docstring of an experiment file; empty if there is none."""
-    try:
-        return ast.get_docstring(ast.parse(source.read_text())) or "" if source else ""
-    except (OSError, SyntaxError):
-        return ""
+    """Return the docstring of an experiment file, or its name."""
+    if source is None:
+        return "The experiment of a run."
+    with contextlib.suppress(OSError, SyntaxError):
+        if said := ast.get_docstring(ast.parse(source.read_text())):
+            return said
+    return f"The experiment of {source.name}."
 
 
 def _unknown_flag(flag: str, meant: Sequence[str], usage: str) -> errors.UserError:
