@@ -65,6 +65,6 @@ def test_a_node_that_joins_takes_a_trial(tmp_path: Path, monkeypatch: pytest.Mon
             said, _ = process.communicate(timeout=240)
         finally:
             process.kill()
-    assert process.returncode == 0 and "1 of 1 worker" in said, said
+    assert process.returncode == 0 and "1 trial of 1 worker" in said, said
     trials = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["trials"]
     assert [one["status"] for one in trials] == ["completed", "completed"] and trials[1]["started"] < trials[0]["ended"]

@@ -107,7 +107,9 @@ def test_a_dry_run_says_how_many_run_at_once_and_what_they_leave(
     file = sweep(tmp_path, "(Grid('precision', ('fp32', 'bf16')), Grid('batch_size', (8, 16, 32)))")
     said = succeeds(capsys, "sweep", file, "--out", no_runs, "--dry_run", "--concurrent", "1", "--keep", "2")
     assert "6 trials over precision, batch_size; looking for the highest val_accuracy" in said
-    assert "1 of 1 worker with" in said and "of checkpoints at most: those under way and the best 2 trials'" in said
+    assert (
+        "1 trial of 1 worker with" in said and "of checkpoints at most: those under way and the best 2 trials'" in said
+    )
     file = sweep(tmp_path, "(Grid('batch_size', (8,)),)")
     assert " 1 trial over batch_size; looking for" in succeeds(capsys, "sweep", file, "--out", no_runs, "--dry_run")
     assert not no_runs.exists()

@@ -440,7 +440,7 @@ def test_all_trials_of_a_sweep_have_room_in_any_order(tmp_path: Path) -> None:
         (
             (Grid("scaling", (Scaling(), Scaling(gpus_per_worker=1))),),
             Scaling(),
-            r"gpus_per_worker=1.* can never start: the run asks for 1 GPUs",
+            r"gpus_per_worker=1.* can never start: the run asks for 1 GPU and",
         ),
         ((LR,), Scaling(workers=8), r"^the run asks for 8 workers and the cluster has 4"),
         ((LR,), Scaling(workers="1:2"), "the number of workers of a trial is fixed"),
