@@ -30,7 +30,7 @@ def notes(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
         if not isinstance(e.task, Classification) or not type(e.task).loss.__module__.startswith("raytrain."):
             return []
         outputs = e.task.forward(module, batch)
-    if bool((outputs < 0).any()) or bool(((outputs.sum(1) - 1).abs() > _CLOSE).any()):
+    if outputs.is_meta or bool((outputs < 0).any()) or bool(((outputs.sum(1) - 1).abs() > _CLOSE).any()):
         return []
     return ["the model gives probabilities, and the loss takes logits: leave softmax out, or the model learns badly"]
 

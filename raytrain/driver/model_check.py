@@ -95,7 +95,7 @@ def check_model(experiment: Experiment, blank: Batch, classes: int) -> tuple[nn.
     if not any(parameter.requires_grad for parameter in module.parameters()):
         where = "freeze" if experiment.freeze else where
         what, how = "the model has no parameter that requires a gradient", "unfreeze a layer"
-        if not any(True for _ in module.parameters()):
+        if next(module.parameters(), None) is None:
             what, how = "the model has no parameters", "make lists of layers nn.ModuleList and dicts nn.ModuleDict"
         raise errors.UserError(what, f"in {where}", how)
     return module, shape

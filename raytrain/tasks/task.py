@@ -104,11 +104,8 @@ class Task:
         Raises:
             UserError: the task does not say, as in the base class.
         """
-        raise errors.UserError(
-            f"predict needs a task that says what it predicts, and this run's task is {type(self).__name__}",
-            f"in {place(type(self))}",
-            "write `def predictions(self, outputs, classes)`, or use the model: raytrain.Run(path).model()",
-        )
+        how = "write `def predictions(self, outputs, classes)`, or use the model: raytrain.Run(path).model()"
+        raise self._lacks("predict needs a task that says what it predicts", how)
 
     def in_units(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the model's outputs as exported programs give them: as they are by default."""
@@ -123,11 +120,12 @@ class Task:
         Raises:
             UserError: the task does not say, as in the base class.
         """
-        raise errors.UserError(
-            f"--tta needs a task that averages its answers, and this run's task is {type(self).__name__}",
-            f"in {place(type(self))}",
-            "leave it out, or write `def mean_of_views(self, outputs)`, which returns one answer for a list of them",
-        )
+        how = "leave it out, or write `def mean_of_views(self, outputs)`, which returns one answer for a list of them"
+        raise self._lacks("--tta needs a task that averages its answers", how)
+
+    def _lacks(self, what: str, how: str) -> errors.UserError:
+        what = f"{what}, and this run's task is {type(self).__name__}"
+        return errors.UserError(what, f"in {place(type(self))}", how)
 
     def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of what `probabilities` are of: the data's classes by default."""

@@ -36,7 +36,7 @@ def check_tta(tta: str, e: Experiment, kind: str) -> int:
     if kind != "image":
         raise errors.UserError("--tta takes views of images, and this run's input is another", "", "leave it out")
     if type(e.task).mean_of_views is Task.mean_of_views:
-        e.task.mean_of_views([])
+        e.task.mean_of_views([])  # which says what is missing
     if isinstance(e.task, Segmentation) and tta != "flip":
         what = "--tta with a number moves the pixels of an image, whose classes are asked for"
         raise errors.UserError(what, "", "take flip")
