@@ -81,13 +81,12 @@ def of_machine(name: str) -> bool:
     return name in _MODES or name.startswith("time_to_accuracy(")
 
 
-def parse(name: str, directions: Mapping[str, str], where: str = "in Sweep.objective", monitor: str = "") -> Objective:
+def parse(name: str, directions: Mapping[str, str], where: str = "in Sweep.objective") -> Objective:
     """Read an objective's name.
 
     Args:
         directions: the task's metrics and their directions, as `Task.declared` returns them.
         where: what names it, for messages.
-        monitor: the metric that the task monitors, which a message may propose.
 
     Raises:
         UserError: no run reports it.
@@ -105,12 +104,10 @@ def parse(name: str, directions: Mapping[str, str], where: str = "in Sweep.objec
         return Objective(name, "time_to_accuracy", "min", target)
     modes = {**directions, **_MODES}
     if name not in modes:
-        raise _unknown_objective(name, known, where, monitor if monitor in modes else "")
+        raise _unknown_objective(name, known, where)
     return Objective(name, name, modes[name])
 
 
-def _unknown_objective(name: str, known: Sequence[str], where: str, monitor: str = "") -> errors.UserError:
-    near = errors.nearest(name, known)
-    if monitor and name == _ACCURACY:  # the default
-        near = f"write objective={monitor!r}, which the task monitors: "
-    return errors.UserError(f"no run reports {name!r}", where, f"{near}there are {errors.listed(known, 12)}")
+def _unknown_objective(name: str, known: Sequence[str], where: str) -> errors.UserError:
+    how = f"{errors.nearest(name, known)}there are {errors.listed(known, 12)}"
+    return errors.UserError(f"no run reports {name!r}", where, how)

@@ -44,10 +44,11 @@ class Sweep:
     """What all trials have in common."""
     axes: tuple[Axis, ...]
     """The fields that differ: `Grid`, `Choice`, `Uniform`, `LogUniform`, `Int`."""
-    objective: str | tuple[str, ...] = "val_accuracy"
-    """What to look for: a metric of the task such as val_accuracy or val_loss, samples_per_second, peak_memory_bytes,
-    seconds or time_to_accuracy(0.95); two or three of them make a Pareto front, of which the first chooses the best.
-    Whether the highest or the lowest metric is the best, the task's `directions` say."""
+    objective: str | tuple[str, ...] | None = None
+    """What to look for; None takes the metric that the task monitors. A metric of the task such as val_accuracy or
+    val_loss, samples_per_second, peak_memory_bytes, seconds or time_to_accuracy(0.95); two or three of them make a
+    Pareto front, of which the first chooses the best. Whether the highest or the lowest metric is the best, the task's
+    `directions` say."""
     search: Search = field(default_factory=RandomSearch)
     """What to try next."""
     scheduler: Scheduler = field(default_factory=Complete)
@@ -185,9 +186,11 @@ class Sweep:
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """What to look for, read."""
-        names = (self.objective,) if isinstance(self.objective, str) else self.objective
-        directions = self.experiment.task.declared()
-        return tuple(parse(name, directions, monitor=self.experiment.task.monitor) for name in names)
+        task, names = self.experiment.task, self.objective
+        if names is None:
+            task.check_monitor()
+            names = task.monitor
+        return tuple(parse(name, task.declared()) for name in ((names,) if isinstance(names, str) else names))
 
     @property
     def limits(self) -> tuple[Constraint, ...]:

@@ -216,10 +216,19 @@ def test_objective_follows_the_declared_direction() -> None:
     with pytest.raises(UserError, match=r"no run reports 'val_error'.*there are val_loss, val_accuracy"):
         replace(sweep, experiment=BASE)
     numbers = replace(BASE, task=Regression(target="size"))
-    with pytest.raises(
-        UserError, match=r"no run reports 'val_accuracy'.*; write objective='val_loss', which the task mon"
-    ):
-        Sweep(numbers, (Grid("batch_size", (32, 64)),))
+    with pytest.raises(UserError, match=r"no run reports 'val_accuracy'.*there are val_loss"):
+        Sweep(numbers, (Grid("batch_size", (32, 64)),), objective="val_accuracy")
+
+
+def test_objective_is_what_the_task_monitors_by_default() -> None:
+    axes = (Grid("batch_size", (32, 64)),)
+    assert [one.name for one in Sweep(BASE, axes).objectives] == ["val_accuracy"]
+    assert [one.name for one in Sweep(replace(BASE, task=Regression(target="size")), axes).objectives] == ["val_loss"]
+    sweep = Sweep(replace(BASE, task=Graded(monitor="val_error")), axes)
+    assert [(one.name, one.mode) for one in sweep.objectives] == [("val_error", "min")]
+    assert config.from_dict(Sweep, to_dict(sweep), "sweep.json") == sweep
+    with pytest.raises(UserError, match=r"task.monitor 'val_eror'.*did you mean val_error"):
+        replace(sweep, experiment=replace(BASE, task=Graded(monitor="val_eror")))
 
 
 def test_values_that_only_fit_together_are_set_together() -> None:

@@ -60,6 +60,22 @@ def test_a_sweep_that_cannot_run(
     assert message in fails(capsys, "sweep", sweep(tmp_path, rest), "--out", no_runs, *flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "objective"),
+    [
+        ([], "highest val_accuracy"),
+        (["--task.monitor", "val_loss"], "lowest val_loss"),
+        (["--task.monitor", "val_loss", "--objective", "val_accuracy"], "highest val_accuracy"),
+        (["--objective", "val_loss", "seconds"], "lowest val_loss"),
+    ],
+)
+def test_flags_set_the_objective(
+    capsys: Capture, tmp_path: Path, no_runs: Path, flags: list[str], objective: str
+) -> None:
+    file = sweep(tmp_path, "(Grid('optimizer.lr', (0.1, 0.2)),)")
+    assert f"looking for the {objective}" in succeeds(capsys, "sweep", file, "--dry_run", "--out", no_runs, *flags)
+
+
 def test_no_combination_of_values_makes_an_experiment(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
     rest = "(Grid('micro_batch_size', (7, 9)), Grid('batch_size', (64, 128)))"
     said = fails(capsys, "sweep", sweep(tmp_path, rest), "--out", no_runs)

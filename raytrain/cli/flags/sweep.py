@@ -132,8 +132,8 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             confidence: With repeats, the confidence of intervals and of statements that configurations differ.
         """
         given = {name: found for name, found in locals().items() if name in sweeps.FLAGS}
-        if tuple(objective) == tuple(o.name for o in value.objectives):
-            given["objective"] = value.objective
+        if not take(arguments[1:], "--objective")[0]:
+            given["objective"] = value.objective  # None takes what --task.monitor sets
         return given, options
 
     parsed.__annotations__["options"] = Annotated[type(default), FLAT]
