@@ -11,9 +11,9 @@ import numpy as np
 
 from raytrain import errors
 from raytrain.cli.flags.predict import Prediction
-from raytrain.report import predictions
+from raytrain.report.progress import Bar
 from raytrain.run.run import Run
-from raytrain.tools import batch_predict, inference, listing
+from raytrain.tools import batch_predict, columns, inference, listing
 
 
 def predict(wanted: Prediction) -> int:
@@ -22,22 +22,24 @@ def predict(wanted: Prediction) -> int:
     run = Run(wanted.run)
     if wanted.out is not None and wanted.in_parts:
         return _predict_in_parts(run, wanted, wanted.out)
-    rows = inference.predict(
-        run,
-        wanted.images,
-        wanted.checkpoint,
-        wanted.tta,
-        split=wanted.split,
-        features=wanted.features,
-        folder=wanted.folder,
-    )
+    with Bar("predict") as bar:
+        rows = inference.predict(
+            run,
+            wanted.images,
+            wanted.checkpoint,
+            wanted.tta,
+            split=wanted.split,
+            features=wanted.features,
+            folder=wanted.folder,
+            follow=bar.follow,
+        )
     classes = run.experiment.task.class_names(run.classes(wanted.checkpoint))
     if wanted.out is None:
         for row in rows:
             cells = (_cell(name, value, classes) for name, value in row.items())
             print("  ".join(text for text in cells if text is not None))
     else:
-        inference.write_predictions(rows, classes, Path(wanted.out))
+        columns.write(rows, classes, Path(wanted.out))
         print(f"wrote {len(rows)} {'predictions' if wanted.features is None else 'feature vectors'} to {wanted.out}")
     _tell(listing.left_out(wanted.images))
     return 0
@@ -45,16 +47,23 @@ def predict(wanted: Prediction) -> int:
 
 def _predict_in_parts(run: Run, wanted: Prediction, out: str) -> int:
     try:
-        with predictions.Bar() as bar:
+        with Bar("predict") as bar:
             found = batch_predict.predict(
                 run, wanted.images, out, wanted.spread, wanted.checkpoint, wanted.tta, wanted.features, bar.follow
             )
     except batch_predict.PredictionFailed as error:
         print(f"error: a worker failed: {error}; correct it, and the same command goes on", file=sys.stderr)
         return 1
-    print(predictions.line(found, out.partition("?")[0]))
+    print(_line(found, out.partition("?")[0]))
     _tell(found.left_out)
     return 0
+
+
+def _line(found: batch_predict.Progress, out: str) -> str:
+    """Return what was written."""
+    before = f", {found.before} of them before" if found.before else ""
+    bad = f"; {found.bad} could not be read (see the column `error`)" if found.bad else ""
+    return f"wrote {found.done} images to {out}{before}{bad}"
 
 
 def _tell(left_out: Sequence[str]) -> None:

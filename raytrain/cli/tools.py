@@ -15,6 +15,7 @@ from raytrain.report import lr as lr_report
 from raytrain.report import micro_batch as batch_report
 from raytrain.report.console import show_evaluation
 from raytrain.report.output import aside_where
+from raytrain.report.progress import Bar
 from raytrain.run.run import Run
 from raytrain.tools import columns, inference, lr_range, micro_batch, micro_batch_trials
 from raytrain.tools import export as exporting
@@ -44,8 +45,8 @@ def batch(
 
 def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, as_json: bool) -> None:
     """Evaluate a checkpoint and print its metrics."""
-    with aside_where(as_json):
-        result = inference.evaluate(run, root, split, which, tta)
+    with aside_where(as_json), Bar("evaluate", shown=not as_json) as bar:
+        result = inference.evaluate(run, root, split, which, tta, follow=bar.follow)
     if as_json:
         print(json.dumps(columns.for_json(result)))
     else:

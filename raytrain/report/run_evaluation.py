@@ -36,13 +36,16 @@ Section = tuple[str, str, str]
 """The name, the title and the HTML of a part of a page."""
 
 
-def sections_of(run: Run, command: str, limit: float | None = QUICK) -> list[Section]:
+def sections_of(
+    run: Run, command: str, limit: float | None = QUICK, follow: inference.Follow | None = None
+) -> list[Section]:
     """Return what the best checkpoint answers on the validation split; a line that says how to get it, where computing
     it takes long or fails; nothing for tasks that compare nothing with a target.
 
     Args:
         command: the command that writes the page.
         limit: the seconds that it may take by the run's own speed; None: compute it however long that takes.
+        follow: as for `inference.evaluate`.
     """
     task = run.experiment.task
     if not isinstance(task, Supervised):
@@ -54,7 +57,7 @@ def sections_of(run: Run, command: str, limit: float | None = QUICK) -> list[Sec
         if limit is not None and (why := slow(run, limit)):
             return [_missing(f"Not computed, since {safe(why)}: {again} fills in classes and samples.")]
         began, seen = time.monotonic(), _Seen(task, run.experiment.data, None if limit is None else _LATE * limit)
-        result = inference.evaluate(run, watch=seen)
+        result = inference.evaluate(run, watch=seen, follow=follow)
         return _shown(run, result, seen, time.monotonic() - began)
     except Exception as error:  # code and data of the user, perhaps on another machine; the rest of the page is good
         reason = errors.one_line(str(error) or type(error).__name__)

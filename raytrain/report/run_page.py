@@ -16,9 +16,11 @@ from raytrain.files import known_json, size
 from raytrain.report import run_evaluation, run_facts, run_time
 from raytrain.report.console import clock
 from raytrain.report.html import cell, columns, details, figures, navigation, page, public, safe, scroll, section, table
+from raytrain.report.progress import Bar
 from raytrain.report.run_curves import Rows, charts
 from raytrain.report.trials import cut, number
 from raytrain.run.run import Run
+from raytrain.tools import inference
 from raytrain.tools.output import write_file
 
 _MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
@@ -45,7 +47,11 @@ def write(runs: Sequence[Run], out: Path | None = None, evaluate: bool = False) 
     name = "report" if len(runs) == 1 else "comparison"
     first = runs[0]
     file = out or (Path(f"{first.path.name}-{name}.html") if first.url else first.path / f"{name}.html")
-    text = single(first, None if evaluate else run_evaluation.QUICK) if len(runs) == 1 else comparison(runs)
+    if len(runs) > 1:
+        text = comparison(runs)
+    else:
+        with Bar("evaluate") as bar:
+            text = single(first, None if evaluate else run_evaluation.QUICK, bar.follow)
     write_file(file, text.encode())
     return file
 
@@ -66,14 +72,14 @@ def at_end(run: Run, say: Callable[[str], None]) -> None:
         say(f"no report was written: {errors.one_line(str(error) or type(error).__name__)}")
 
 
-def single(run: Run, limit: float | None = run_evaluation.QUICK) -> str:
+def single(run: Run, limit: float | None = run_evaluation.QUICK, follow: inference.Follow | None = None) -> str:
     """Return the page of one run.
 
     Args:
-        limit: see `run_evaluation.sections_of`.
+        limit, follow: see `run_evaluation.sections_of`.
     """
     rows, summary = Rows.of(run, run.path.name), run.summary
-    found = run_evaluation.sections_of(run, _command(run), limit)
+    found = run_evaluation.sections_of(run, _command(run), limit, follow)
     times = run_time.section(rows.validations, run.experiment, str(summary.get("device")))
     parts = [
         ("curves", "Curves", charts([rows]) + _validations(rows)),

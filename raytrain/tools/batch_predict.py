@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from raytrain.driver.session import Session
 from raytrain.run.run import Run
 from raytrain.tools import columns, listing, parts
 from raytrain.tools.batch_settings import Settings, Workers
-from raytrain.tools.inference import blank_input, check_task, device, file_index, file_source, find_layer
+from raytrain.tools.inference import Follow, blank_input, check_task, device, file_index, file_source, find_layer
 from raytrain.tools.predictor import Predictor
 from raytrain.user_code.shipping import Shipped
 
@@ -59,7 +59,7 @@ def predict(
     which: str = "best",
     tta: str = "",
     features: str | None = None,
-    follow: Callable[[Progress], None] = lambda _: None,
+    follow: Follow = lambda done, total: None,
 ) -> Progress:
     """Predict image files, and all images below folders and URLs, with a run's model.
 
@@ -68,7 +68,7 @@ def predict(
             `path`, the columns of `inference.predict` (probabilities as a column for each class, a mask as the bytes of
             a PNG), and `error`, why the image could not be read, or null. A result that is there is completed.
         which, tta, features: as for `inference.predict`.
-        follow: called after each part.
+        follow: called after each part with the images that are written, and all of them.
 
     Raises:
         UserError: a source or the layer is not there, `out` holds another result, or the cluster lacks the resources.
@@ -93,7 +93,7 @@ def predict(
     done, whole = parts.begin(place, where, known), parts.ranges(len(found), settings.part_size)
     before = sum(whole[part][1] - whole[part][0] for part in done)
     now = Progress(len(found), before, sum(done.values()), before, found.left_out)
-    follow(now)
+    follow(now.done, now.images)
     if len(done) == len(whole):
         parts.tidy(place, where)
         return now
@@ -107,7 +107,7 @@ def predict(
         with contextlib.closing(tables), _explained():
             for part, table in parts.assembled(tables, found.paths, settings.part_size):
                 now = now._replace(done=now.done + len(table), bad=now.bad + parts.write(place, where, part, table))
-                follow(now)
+                follow(now.done, now.images)
     parts.tidy(place, where)
     return now
 

@@ -1,22 +1,69 @@
-"""The columns of files of predictions: rows of a task or features, as Arrow tables."""
+"""Files of predictions: rows of a task or features, as Arrow tables."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from PIL import Image
+from pyarrow import csv, parquet
 
 from raytrain import errors
+from raytrain.files import reason
+from raytrain.tools import output
 
 FEATURES = "features"
 TAKEN = ("path", "sample", "row", "error")
 """Columns of results that are not the task's: one of this name, such as the target of a regression, gets a `_`."""
+
+
+def write(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
+    """Write predictions as .csv or .parquet or .jsonl. Probabilities become a column for each class; masks become PNGs
+    in a folder beside the file, `NAME_masks`, and the column has their paths. Features become a list of fixed size, in
+    .parquet alone.
+
+    Args:
+        classes: the names of what `probabilities` are of; their numbers if the names are not as many.
+
+    Raises:
+        UserError: the suffix is none of these, or the place cannot be written.
+    """
+    features = bool(rows) and FEATURES in rows[0]
+    output.check_output(file, output.FEATURES if features else output.PREDICTIONS)
+    folder = file.with_name(f"{file.stem}_masks")
+    found = [flat(row, classes) for row in rows]
+    for number, row in enumerate(found):
+        if "mask" in row:
+            place = folder / f"{number:06d}.png"
+            _write_mask(row["mask"], place)
+            row["mask"] = str(place)
+    if file.suffix == ".jsonl":
+        output.write_file(file, "".join(json.dumps(for_json(row)) + "\n" for row in found).encode())
+        return
+    content = io.BytesIO()
+    check_names(found, found[0] if found else {})
+    try:
+        whole = table(found, schema(found[0])) if features else pa.Table.from_pylist(found)
+        (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(whole, content)
+    except pa.ArrowException as error:
+        what = f"{file.suffix} cannot hold the task's predictions: {error}"
+        raise errors.UserError(what, file, "let predictions() return numbers and strings, or write .jsonl") from None
+    output.write_file(file, content.getbuffer())
+
+
+def _write_mask(mask: np.ndarray, file: Path) -> None:
+    try:
+        file.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise errors.cannot_write(file.parent, reason(error)) from None
+    output.write_file(file, png(mask))
 
 
 def flat(row: Mapping[str, Any], classes: tuple[str, ...]) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,32 +11,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from pyarrow import csv, parquet
 from torch import nn
 
 from raytrain import errors
 from raytrain.checkpoint.layout import load_state
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.batch import Batch
+from raytrain.data.blocks import Arrays
 from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader
 from raytrain.data.manifest import Manifest, is_table
-from raytrain.data.reader import Direct
-from raytrain.files import reason
+from raytrain.data.reader import Direct, Epoch
 from raytrain.parallel.strategy import RankContext, Strategy
 from raytrain.run.run import Run
 from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
-from raytrain.tools import columns
 from raytrain.tools.features import Layer, find
 from raytrain.tools.listing import at_root, images_at, place_of, rows_of
-from raytrain.tools.output import FEATURES, PREDICTIONS, check_output, write_file
 from raytrain.tools.predictor import Predictor
 from raytrain.tools.views import Views, averaged, check_tta
 from raytrain.training.evaluation import evaluate as add_up
 from raytrain.training.precision import Precision, memory_format
 from raytrain.training.threads import threads
 
+Follow = Callable[[int, int], None]
+"""What is told how many samples are done, and of how many."""
 _CHUNK = 256
 _UNREADABLE = "repair it, leave it out, or give --out a folder: its column `error` says why there is no prediction"
 
@@ -52,6 +49,7 @@ def evaluate(
     tta: str = "",
     *,
     watch: Callable[[torch.Tensor, Batch], None] | None = None,
+    follow: Follow | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint on a whole split, every sample counted once.
 
@@ -62,6 +60,7 @@ def evaluate(
         tta: test-time augmentation: `flip`, or the number of views of each image whose answers are averaged.
         watch: called with the model's outputs [n, ...] for each batch, and the batch, if the run's task is a Supervised
             one that evaluates in the usual way.
+        follow: called after each batch.
 
     Returns:
         The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated;
@@ -83,7 +82,7 @@ def evaluate(
     e = e.bound(index)
     views, on = check_tta(tta, e, index.input.kind), device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
-    reader = Direct(data, index)
+    reader = _Followed(data, index, follow)
     layout = memory_format(e.memory_format)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, on, train=False, memory_format=layout)
     task, model = e.task, run.model(which).to(on, memory_format=layout)  # type: ignore[call-overload]
@@ -117,6 +116,22 @@ def _by_class(task: Task, sums: Mapping[str, np.ndarray], classes: tuple[str, ..
     return found
 
 
+class _Followed(Direct):
+    """Samples of an index, whose number someone follows."""
+
+    def __init__(self, data: Data, index: Index, follow: Follow | None, remedy: str = "repair it, or leave it out"):
+        super().__init__(data, index, remedy=remedy)
+        self.follow = follow
+
+    def read(self, epoch: Epoch) -> Iterator[tuple[np.ndarray, Arrays]]:
+        done = 0
+        for ids, arrays in super().read(epoch):
+            yield ids, arrays
+            done += len(ids)
+            if self.follow:
+                self.follow(done, len(self.index))
+
+
 class _Watched(Task):
     """A task whose outputs someone looks at."""
 
@@ -140,6 +155,7 @@ def predict(
     split: str | None = None,
     features: str | None = None,
     folder: str = "",
+    follow: Follow | None = None,
 ) -> list[dict[str, Any]]:
     """Predict image files, and all images below folders; all rows of a table like that of the run's `Manifest`; or the
     samples of a split of the run's own data, whatever its input is.
@@ -150,6 +166,7 @@ def predict(
         tta: as for `evaluate`.
         features: return features in place of predictions: those before the model's head (an empty string), or the
             output of the layer of that name; see `tools.features`.
+        follow: called after each batch.
 
     Returns:
         For each image, in order, `path`, or for each sample of a split, and each row with bytes, `sample`, its name;
@@ -168,14 +185,14 @@ def predict(
     if split is not None or table:
         data, index = _split(run, split, which) if split is not None else _rows(run, paths[0], folder, which)
         names = index.names(np.arange(len(index)))
-        reader = Direct(data, index)
+        reader = _Followed(data, index, follow)
     else:
         names = [file for path in paths for file in images_at(Path(path))]
         data = file_source(e.data, tuple(state["stored"]))
         index = file_index(names, data, classes)
         if bad := data.probe(index):  # said before the other images are predicted
             raise errors.bad_sample(bad[0].path, bad[0].reason, _UNREADABLE)
-        reader = Direct(data, index, remedy=_UNREADABLE)
+        reader = _Followed(data, index, follow, _UNREADABLE)
     key = "path" if split is None and index.paths is not None else "sample"
     model = run.model(which)
     layer = None if features is None else find_layer(run, model, state, features)
@@ -293,48 +310,6 @@ def check_input(data: Data, index: Index, path: Path) -> None:
             place_of(data),
             "give data of that shape and dtype",
         )
-
-
-def write_predictions(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> None:
-    """Write predictions as .csv or .parquet or .jsonl. Probabilities become a column for each class; masks become PNGs
-    in a folder beside the file, `NAME_masks`, and the column has their paths. Features become a list of fixed size, in
-    .parquet alone.
-
-    Args:
-        classes: the names of what `probabilities` are of; their numbers if the names are not as many.
-
-    Raises:
-        UserError: the suffix is none of these, or the place cannot be written.
-    """
-    features = bool(rows) and columns.FEATURES in rows[0]
-    check_output(file, FEATURES if features else PREDICTIONS)
-    folder = file.with_name(f"{file.stem}_masks")
-    flat = [columns.flat(row, classes) for row in rows]
-    for number, row in enumerate(flat):
-        if "mask" in row:
-            place = folder / f"{number:06d}.png"
-            _write_mask(row["mask"], place)
-            row["mask"] = str(place)
-    if file.suffix == ".jsonl":
-        write_file(file, "".join(json.dumps(columns.for_json(row)) + "\n" for row in flat).encode())
-        return
-    content = io.BytesIO()
-    columns.check_names(flat, flat[0] if flat else {})
-    try:
-        table = columns.table(flat, columns.schema(flat[0])) if features else pa.Table.from_pylist(flat)
-        (csv.write_csv if file.suffix == ".csv" else parquet.write_table)(table, content)
-    except pa.ArrowException as error:
-        what = f"{file.suffix} cannot hold the task's predictions: {error}"
-        raise errors.UserError(what, file, "let predictions() return numbers and strings, or write .jsonl") from None
-    write_file(file, content.getbuffer())
-
-
-def _write_mask(mask: np.ndarray, file: Path) -> None:
-    try:
-        file.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise errors.cannot_write(file.parent, reason(error)) from None
-    write_file(file, columns.png(mask))
 
 
 def device() -> torch.device:

@@ -145,10 +145,10 @@ def test_json_is_alone_where_code_of_a_run_or_an_experiment_prints(
 ) -> None:
     work = getattr(worker, name)
 
-    def prints(*given: Any) -> Any:
+    def prints(*given: Any, **more: Any) -> Any:
         print("from a model", flush=True)
         os.write(1, b"from a library\n")
-        return work(*given)
+        return work(*given, **more)
 
     monkeypatch.setattr(worker, name, prints)
     assert ends_with(command, str(finished.path) if command == "evaluate" else DIGITS, "--json") == 0

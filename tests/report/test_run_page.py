@@ -123,7 +123,7 @@ def test_classes_are_shown_or_the_page_says_how_to_get_them(tmp_path: Path, monk
     result = {"checkpoint": "step_00000010", "count": 10, "classes": ["a", "<b>"], "confusion": [[4, 1], [2, 3]]}
     result["per_class"] = [{"class": name, "f1": 0.5} for name in ("a", "<b>")]
     asked: list[bool] = []
-    monkeypatch.setattr(run_evaluation.inference, "evaluate", lambda run, watch: asked.append(True) or result)
+    monkeypatch.setattr(run_evaluation.inference, "evaluate", lambda *_, **more: asked.append(True) or result)
     monkeypatch.setattr(run_evaluation, "checked_indices", lambda data: {"val": range(10_000)})
     text = run_page.single(run)  # 10,000 samples at 9.5 a second
     assert "it takes about 1,053 s" in text and not asked

@@ -25,7 +25,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 import raytrain
 from raytrain import CNN, Classification, Digits, Experiment, ImageFolder, Manifest, Mixed, Regression, Run, UserError
-from raytrain.tools import inference
+from raytrain.tools import columns, inference
 from raytrain.tools.export import export
 
 __all__ = ["digit_files", "finished", "without_ray"]
@@ -78,6 +78,18 @@ def test_no_sample_is_lost_however_many_chunks_there_are(
     files = sorted(str(file) for file in digit_files.rglob("*.png")) * 4
     rows = inference.predict(finished, files)
     assert [row["path"] for row in rows] == files
+
+
+def test_what_goes_over_samples_can_be_followed(
+    finished: Run, monkeypatch: pytest.MonkeyPatch, digit_files: Path
+) -> None:
+    monkeypatch.setattr(inference, "_CHUNK", 100)
+    told: list[tuple[int, int]] = []
+    inference.evaluate(finished, follow=lambda *now: told.append(now))
+    assert told == [(100, 359), (200, 359), (300, 359), (359, 359)]
+    told.clear()
+    inference.predict(finished, [str(digit_files)] * 10, follow=lambda *now: told.append(now))
+    assert told == [(100, 120), (120, 120)]
 
 
 def test_evaluate_prints_a_table_for_people(finished: Run, capsys: Capture) -> None:
@@ -319,7 +331,7 @@ def test_the_python_api_does_the_same(finished: Run, digit_files: Path, tmp_path
     expected = inference.predict(finished, [str(digit_files)], features="")[0]
     np.testing.assert_array_equal(first["features"], expected["features"])
     assert torch.get_num_threads() == threads
-    inference.write_predictions(rows, finished.classes(), tmp_path / "p.csv")
+    columns.write(rows, finished.classes(), tmp_path / "p.csv")
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 13
     export(finished, tmp_path / "m.pth")
     assert (tmp_path / "m.pth").is_file()
