@@ -133,17 +133,15 @@ def resume(
             planned = make(value, session.resources, path)
             _check_data(path, planned)
             driver = _Driver(path, planned, observer, command_started, report, not session.own)
-            observer.planned(planned.lines(driver.info.where))
+            found = [record.read(record.folder(path, n)) for n in range(value.count)]
+            observer.planned([*planned.lines(driver.info.where), ("goes on", _begun(found))])
             if driver.trials.away is not None:
                 _check_one_node(planned, driver.info.where)
             if options.dry_run:
                 return None
             driver.uploads.assume()
             told = Told(path, len(value.callbacks))
-            if all(
-                (record.read(record.folder(path, n)) or {}).get("status") in record.ENDED and not told.behind(n)
-                for n in range(value.count)
-            ):
+            if all(_ended(one) and not told.behind(n) for n, one in enumerate(found)):
                 driver.trials.clear()
                 driver.trials.command_started = time.time()  # nothing is trained: the sweep takes no longer
                 with driver.uploads:
@@ -270,6 +268,17 @@ class _Driver:
         self.report(self.path, answer)
         self.observer.finish(self.info, answer)
         return answer
+
+
+def _ended(found: dict[str, Any] | None) -> bool:
+    return found is not None and found.get("status") in record.ENDED
+
+
+def _begun(found: list[dict[str, Any] | None]) -> str:
+    """Return what a sweep has done, by the records of its trials; None of one that has not begun."""
+    ended, begun = sum(map(_ended, found)), sum(one is not None for one in found)
+    open_ = f", {begun - ended} began and {'goes' if begun - ended == 1 else 'go'} on" if begun > ended else ""
+    return f"{ended} of {len(found)} trials {'has' if ended == 1 else 'have'} ended{open_}"
 
 
 def _check_data(path: Path, planned: SweepPlan) -> None:

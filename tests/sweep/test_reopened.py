@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,29 @@ def test_a_disk_that_refuses_is_named_with_the_way_on(
         driver.resume(path, load(path)[0], Options(), Logger(), time.time(), write_files)
     assert str(failed.value) == f"{path} cannot be written: {os.strerror(number)}"
     assert failed.value.how == f"{how}, then go on with `raytrain resume {path}`"
+
+
+class Heard(Logger):
+    """Keeps the plan."""
+
+    def planned(self, lines: Sequence[tuple[str, str]]) -> None:
+        vars(self)["plan"] = dict(lines)
+
+
+def test_the_plan_says_what_a_sweep_has_done(tmp_path: Path) -> None:
+    path, observer, dry = shutil.copytree(OLD, tmp_path / "sweep"), Heard(), Options(dry_run=True)
+    value = load(path)[0]
+    for status, said in (
+        ("completed", "2 of 2 trials have ended"),
+        ("running", "1 of 2 trials has ended, 1 began and goes on"),
+    ):
+        record = path / "trials" / "0001" / "trial.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"status": status}))
+        driver.resume(path, value, dry, observer, time.time(), write_files)
+        assert vars(observer)["plan"]["goes on"] == said
+    shutil.rmtree(path / "trials" / "0001")
+    driver.resume(path, value, dry, observer, time.time(), write_files)
+    assert vars(observer)["plan"]["goes on"] == "1 of 2 trials has ended"
 
 
 def test_a_sweep_that_goes_on_is_called_a_sweep(tmp_path: Path) -> None:
