@@ -229,7 +229,7 @@ class TorchData(Wrapped, Data):
                 from 1.
         """
         highest = max(int(one.max(initial=0)) for one in labels)
-        known = {split: _named(getattr(self._dataset(split), "classes", None)) for split in splits}
+        known = {split: _named(self._dataset(split)) for split in splits}
         train = known["train"]
         for split, names in known.items():
             if train and names and names != train:
@@ -271,10 +271,15 @@ def _array(value: Any) -> np.ndarray | None:
     return found.astype(found.dtype.newbyteorder("="), copy=False)  # files of FITS and others have big-endian numbers
 
 
-def _named(names: Any) -> tuple[str, ...]:
-    """Return the names of a dataset's classes; none where it has others than texts."""
-    texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    return tuple(names) if texts else ()
+def _named(dataset: Any) -> tuple[str, ...]:
+    """Return the names of a dataset's classes: its `classes`, or what Hugging Face's `features` say of the column
+    label; none where it has others than texts."""
+    names, features = getattr(dataset, "classes", None), getattr(dataset, "features", None)
+    if names is None and isinstance(features, Mapping):
+        names = getattr(features.get("label"), "names", None)
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return ()
 
 
 def _flat_masks(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

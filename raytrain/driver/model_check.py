@@ -19,6 +19,7 @@ from raytrain.checkpoint import checkpoints
 from raytrain.data.batch import Batch
 from raytrain.experiment import Experiment
 from raytrain.models import Model
+from raytrain.tasks.classification import Classification
 from raytrain.training import freezing
 from raytrain.user_code import places
 from raytrain.user_code.wrappers import target_of
@@ -84,7 +85,8 @@ def check_model(experiment: Experiment, blank: Batch, classes: int) -> tuple[nn.
     _check_state(module, changed, f"in {where}")
     if isinstance(output, dict | tuple | list) and type(experiment.task).loss.__module__.startswith("raytrain."):
         raise _several_outputs(output, where)
-    if not classes and isinstance(output, torch.Tensor) and not output.numel():
+    told = isinstance(experiment.task, Classification)  # it says itself that it needs labels
+    if not classes and isinstance(output, torch.Tensor) and not output.numel() and not told:
         what = f"{type(experiment.model).__name__} has an output for each class, and the data has no classes"
         use = "use --model.outputs 1" if hasattr(experiment.model, "outputs") else "let it have one output"
         raise errors.UserError(what, f"in {where}", f"{use}, or as many as the task wants")

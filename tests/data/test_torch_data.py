@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.plain_parts import Digit, LongStream, Stream, Whole, from_one, named, truth
+from helpers.plain_parts import Digit, LongStream, Stream, Whole, described, from_one, named, truth
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 from PIL import Image
 
@@ -50,6 +50,7 @@ def test_images_and_labels_are_those_of_the_dataset(data: Data) -> None:
     np.testing.assert_array_equal(images, Digits().read(known["val"], ALL))
     named = "digit " if "targets=True" in str(data) else ""
     assert found["train"].classes == tuple(f"{named}{number}" for number in range(10))
+    assert checked_indices(TorchData(described))["val"].classes == tuple(f"digit {number}" for number in range(10))
 
 
 def test_a_dict_gives_named_fields() -> None:

@@ -276,6 +276,8 @@ def test_a_model_with_an_output_for_each_class_needs_classes() -> None:
         UserError, match=r"CNN has an output for each class, and the data has no classes, .*; use --model"
     ):
         make(model=CNN(channels=(4,)), data=Sizes(), task=Regression())
+    with pytest.raises(UserError, match=r"Classification needs labels, and the data has none, .*dicts with a `label`"):
+        make(model=CNN(channels=(4,)), data=Sizes())
     assert make(model=CNN(channels=(4,), outputs=2), data=Sizes(), task=Regression())
 
 

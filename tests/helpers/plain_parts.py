@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -183,4 +184,12 @@ def from_one(classes: int) -> Dataset:
     """Digits whose labels are 1 to 10, with the names of so many classes."""
     found = Whole("from 1")
     found.classes = [f"digit {number}" for number in range(classes)]
+    return found
+
+
+def described(split: str) -> Dataset:
+    """Digits that name their classes as Hugging Face's datasets do."""
+    found = Digit(split)
+    label = SimpleNamespace(names=[f"digit {number}" for number in range(10)])
+    vars(found)["features"] = {"image": None, "label": label}
     return found
