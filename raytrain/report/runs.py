@@ -8,7 +8,6 @@ import os
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -25,7 +24,7 @@ _SHORTEST = 8
 _NAME = 24
 """Columns of a name for which other columns are left out."""
 _LEFT_OUT = (5, 2, 3)
-"""The table's columns that a narrow terminal goes without, the least important first: size, written, epochs/steps."""
+"""The table's columns that a narrow terminal goes without, the least important first: size, written, trained."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Found:
         status: that of its summary; `running` while a process holds its lock, `unfinished` without a summary.
         changed: seconds since 1970 at which its record was last written.
         epochs, steps: how far a run has come; None where that is not known. A sweep has `trials` instead.
+        of_epochs, of_steps: how far it is to go: by its experiment one of them has a number.
         trials: number of trials of a sweep.
         metric: the name of the metric that chooses the best checkpoint, or a sweep's first objective.
         direction: whether the highest or the lowest value is the best, max or min; None of a run without a summary.
@@ -51,6 +51,8 @@ class Found:
     changed: float
     epochs: int | None
     steps: int | None
+    of_epochs: int | None
+    of_steps: int | None
     trials: int | None
     metric: str
     direction: str | None
@@ -77,7 +79,8 @@ def _run(path: Path, name: str) -> Found:
         if "steps" not in summary:  # the rows of a run that has ended say no more
             rows = read_metrics(path / "metrics.jsonl", kinds=VALIDATED)[0]
     last = rows[-1] if rows else {}
-    task = files.known_json(path / "experiment.json").get("task")
+    experiment = files.known_json(path / "experiment.json")
+    task, of_steps = experiment.get("task"), number(experiment.get("steps"))
     metric = str(summary.get("monitor") or (task.get("monitor") if isinstance(task, dict) else None) or "")
     status = str(summary.get("status") or "unfinished")
     epochs, steps = (_first(number(summary.get(f"{key}s")), number(last.get(key))) for key in ("epoch", "step"))
@@ -86,8 +89,10 @@ def _run(path: Path, name: str) -> Found:
         "run",
         "running" if held(path) else plain(status),
         _changed(path, "summary.json", "metrics.jsonl", "experiment.json"),
-        None if epochs is None else int(epochs),
-        None if steps is None else int(steps),
+        _count(epochs),
+        _count(steps),
+        None if of_steps else _count(number(experiment.get("epochs"))),
+        _count(of_steps),
         None,
         plain(metric),
         None if summary.get("direction") not in ("max", "min") else str(summary["direction"]),
@@ -105,11 +110,16 @@ def _sweep(path: Path, name: str) -> Found:
     status = "running" if held(path) else results.status or "unfinished"
     changed = _changed(path, "sweep.json")
     metric, direction = results.objectives[0].name, "max" if results.objectives[0].highest_is_best else "min"
-    return Found(name, "sweep", status, changed, None, None, len(results.trials), metric, direction, best, _size(path))
+    count, size = len(results.trials), _size(path)
+    return Found(name, "sweep", status, changed, None, None, None, None, count, metric, direction, best, size)
 
 
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _changed(path: Path, *names: str) -> float:
@@ -161,7 +171,7 @@ def show(found: list[Found], root: Path) -> None:
         print(f"no runs in {root}")
         return
     console = Console(highlight=False, soft_wrap=True)
-    rows = [("name", "status", "written", "epochs/steps", "best", "size"), *map(_row, found)]
+    rows = [("name", "status", "written", "trained", "best", "size"), *map(_row, found)]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     places = _fit(rows, widths, columns(console))
     for line, row in enumerate(rows):
@@ -190,8 +200,12 @@ def _fit(rows: list[tuple[str, ...]], widths: list[int], room: int | None) -> li
 
 
 def _row(one: Found) -> tuple[str, ...]:
-    counts: list[Any] = ["?" if count is None else count for count in (one.epochs, one.steps)]
-    progress = f"{one.trials} trials" if one.kind == "sweep" else "/".join(map(str, counts))
+    done, planned, unit = (
+        (one.epochs, one.of_epochs, "epoch") if one.of_steps is None else (one.steps, one.of_steps, "step")
+    )
+    progress = "?" if planned is None else f"{done or 0}/{planned} {unit}{'s' if planned != 1 else ''}"
+    if one.kind == "sweep":
+        progress = f"{one.trials} trial{'s' if one.trials != 1 else ''}"
     best = "" if one.best is None else f"{one.best:.4g} {one.metric.removeprefix('val_')}"
     return one.name, one.status, _when(one, "%m-%d %H:%M"), progress, best, files.size(one.bytes)
 

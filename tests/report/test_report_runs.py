@@ -47,6 +47,7 @@ def test_runs_and_sweeps_are_listed_without_trials(root: Path, capsys: Capture) 
     assert found.keys() == {"good", "group/worse", "search"}
     good, worse, sweep = found["good"], found["group/worse"], found["search"]
     assert (good["kind"], good["status"], good["epochs"], good["steps"]) == ("run", "completed", 3, 69)
+    assert (good["of_epochs"], good["of_steps"]) == (2, None)
     assert (good["metric"], good["best"], worse["status"], worse["best"]) == ("val_accuracy", 0.9, "failed", 0.25)
     assert good["bytes"] == sum(path.stat().st_size for path in (root / "good").rglob("*") if path.is_file())
     answer = json.loads((SWEEP / "sweep.json").read_text())
@@ -112,7 +113,7 @@ def test_lines_fit_80_columns(root: Path, capsys: Capture, monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "80")
     lines = succeeds(capsys, "runs", root).splitlines()
     assert len(lines) == 4 and max(map(len, lines)) <= 80 and lines[0].startswith("name")
-    assert any("0.9" in line and "completed" in line and "3/69" in line for line in lines)
+    assert any("0.9" in line and "completed" in line and "3/2 epochs" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", range(45, 90, 5))
