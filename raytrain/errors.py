@@ -205,6 +205,14 @@ def no_cluster(address: str, reason: str) -> UserError:
     return UserError(f"no Ray cluster answers: {reason}", address, how)
 
 
+def other_python(address: str, there: str, here: str) -> UserError:
+    """Return the error for a cluster whose Python is not the one here: Ray compares them to the patch release."""
+    how = f"make an environment with Python {there} here"
+    if there.split(".")[:2] == here.split(".")[:2]:
+        how += ", or set RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor"
+    return UserError(f"the cluster has Python {there} and this machine {here}", address, how)
+
+
 def other_ray(url: str, there: str, here: str) -> UserError:
     return UserError(
         f"the cluster has Ray {there} and this machine {here}", url, "install the same lock file on both (`make setup`)"

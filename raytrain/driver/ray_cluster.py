@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,16 @@ def connect(address: str, verbose: bool) -> None:
     """Connect to a running cluster.
 
     Raises:
-        UserError: no cluster answers there.
+        UserError: no cluster answers there, or one of another Python.
     """
     if not verbose:
         logging.getLogger("ray").setLevel(logging.CRITICAL)
     try:
         ray.init(address=address, log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.CRITICAL)
     except (ConnectionError, ValueError, RuntimeError, OSError, RayError) as error:
+        pythons = re.findall(r"^ *Python: (\S+)$", str(error), re.MULTILINE)  # Ray's message has both
+        if len(pythons) == 2:
+            raise errors.other_python(address, *pythons) from None
         raise errors.no_cluster(address, errors.first_line(error)) from None
 
 

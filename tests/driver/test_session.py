@@ -249,3 +249,19 @@ def test_busy_machine_on_which_ray_does_not_start_is_said(monkeypatch: pytest.Mo
     except TimeoutError:
         fit._keep_traceback(tmp_path)
     assert "timed out during startup" in (tmp_path / "logs" / "driver.log").read_text(), "the line names this folder"
+
+
+@pytest.mark.parametrize(("there", "patch"), [("9.9.1", False), (f"3.{sys.version_info.minor}.99", True)])
+def test_another_python_there_is_named(monkeypatch: pytest.MonkeyPatch, there: str, patch: bool) -> None:
+    from ray._private.utils import check_version_info
+
+    def init(**_: Any) -> None:
+        check_version_info({"ray_version": ray_cluster.ray.__version__, "python_version": there}, "127.0.0.1:1")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", init)
+    here = ".".join(map(str, sys.version_info[:3]))
+    with pytest.raises(
+        errors.UserError, match=f"the cluster has Python {there} and this machine {here}, .*"
+    ) as refused:
+        ray_cluster.connect("127.0.0.1:1", verbose=False)
+    assert ("RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor" in str(refused.value)) == patch
