@@ -24,7 +24,7 @@ from torch import nn
 from raytrain import order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
-from raytrain.driver import loss_inputs, unsaved
+from raytrain.driver import loss_notes, unsaved
 from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, not_finite, read_batch, sizes
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
@@ -150,7 +150,7 @@ class _Step:
             self.check_optimizer(batch)
         self.check_metrics(batch, self.sums(batch))
         check_last(e, self.index, self.module, batch, self.precision)
-        return self.check_count(batch, count) + loss_inputs.notes(e, self.module, batch)
+        return self.check_count(batch, count) + loss_notes.notes(e, self.module, batch)
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, float]:
         """Return what `task.loss` does, checked."""

@@ -90,6 +90,26 @@ class OwnLoss(Classification):
         return nn.functional.cross_entropy(model(batch.images), wanted, reduction="sum"), len(batch)
 
 
+@dataclass(frozen=True)
+class Decayed(Classification):
+    """A loss with the norm of the last layer's weights, or of all weights."""
+
+    layer: str = "layer"
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        weights = getattr(model, self.layer).parameters() if self.layer else model.parameters()
+        norm = sum(one.square().sum() for one in weights)
+        return nn.functional.cross_entropy(model(batch.images), batch.labels, reduction="sum") + norm, len(batch)
+
+
+@dataclass(frozen=True)
+class Halved(Classification):
+    """Gives the model's answers without calling the model as a whole."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return model.layer(batch.images.flatten(1)) / 2  # type: ignore[operator]
+
+
 def make(model: Model, data: Data | None = None, **more: Any) -> Plan:
     experiment = Experiment(model, data or Digits(), **more)
     return plan.make(experiment, lambda: Resources((Node("n0", 4, 0, 8 << 30),), "this machine"), "runs/x-N")
@@ -113,6 +133,15 @@ def test_a_first_mistake_is_one_line_with_its_remedy(model: Model, data: Data | 
 @pytest.mark.parametrize(("end", "noted"), [("softmax", True), ("log_softmax", False)])
 def test_probabilities_in_the_place_of_logits_are_noted(end: str, noted: bool) -> None:
     assert any("leave softmax out" in note for note in make(Ending(end)).notes) == noted
+
+
+@pytest.mark.parametrize(
+    ("task", "asked"), [(Decayed(), "layer"), (Halved(), "layer"), (Decayed(layer=""), ""), (OwnLoss(), "")]
+)
+def test_a_task_that_takes_parts_of_the_model_is_noted(task: Classification, asked: str) -> None:
+    notes = [note for note in make(Ending("log_softmax"), task=task).notes if "DistributedDataParallel" in note]
+    assert len(notes) == bool(asked)
+    assert all(f"{type(task).__name__} takes model.{asked}, and on several GPUs it gets" in note for note in notes)
 
 
 def test_a_loss_with_the_labels_of_mixed_images_is_refused() -> None:

@@ -1,0 +1,92 @@
+"""What the plan notes of a loss: what it is given, and what it takes of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from raytrain import errors
+from raytrain.data.batch import Batch
+from raytrain.errors import UserError
+from raytrain.experiment import Experiment
+from raytrain.tasks.classification import Classification
+from raytrain.user_code.places import place
+
+_CLOSE = 1e-3
+"""By how much a sum of probabilities may differ from 1, as that of half precision does."""
+
+
+def notes(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
+    """Return lines for the plan: of a model that gives probabilities to a cross entropy, which takes logits, and of a
+    task that takes parts of the model.
+
+    Raises:
+        UserError: images are mixed, and the loss takes the label of one of the two.
+    """
+    module.eval()
+    with torch.no_grad():
+        if e.data.augment.mixes and _takes_labels(e, module, batch):
+            what = "the loss reads batch.labels, and mixup and cutmix give shares of two classes, batch.targets"
+            how = "take `batch.labels if batch.targets is None else batch.targets`"
+            raise UserError(what, f"in {place(type(e.task))}", how)
+        kind = type(e.task)
+        own, calls = (not method.__module__.startswith("raytrain.") for method in (kind.loss, kind.forward))
+        found = _parts(e, module, batch) if own or calls else []
+        if own or not isinstance(e.task, Classification):
+            return found
+        outputs = e.task.forward(module, batch)
+    if outputs.is_meta or bool((outputs < 0).any()) or bool(((outputs.sum(1) - 1).abs() > _CLOSE).any()):
+        return found
+    return [
+        *found,
+        "the model gives probabilities, and the loss takes logits: leave softmax out, or the model learns badly",
+    ]
+
+
+class _Called(nn.Module):
+    """A model that can be called, as in DistributedDataParallel; notes what else is asked of it."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+        self.asked: dict[str, None] = {}
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.module(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            self.asked[name] = None
+            return getattr(self.module, name)
+
+
+def _parts(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
+    """Return a line if a task of the user's takes parts of the model, which DistributedDataParallel does not have."""
+    called = _Called(module)
+    try:
+        e.task.loss(called, batch)
+    except Exception:  # such as of a loss that takes gradients
+        return []
+    if not called.asked:
+        return []
+    what = f"{type(e.task).__name__} takes {errors.listed([f'model.{name}' for name in called.asked])}"
+    how = "let the model return what the loss needs"
+    return [f"{what}, and on several GPUs it gets DistributedDataParallel, which can only be called: {how}"]
+
+
+def _takes_labels(e: Experiment, module: nn.Module, batch: Batch) -> bool:
+    """Return whether the loss changes with the labels, and not with the targets."""
+    label, target = batch.labels, batch["target"]
+    others = ({}, {"label": (label + 1) % target.shape[1]}, {"target": target.roll(1, dims=1)})
+    found = []
+    for changed in others:
+        torch.default_generator.manual_seed(0)  # for a loss that draws random numbers
+        try:
+            found.append(float(e.task.loss(module, Batch(batch.arrays | changed, batch.ids))[0]))
+        except Exception:  # such as of a loss that takes gradients
+            return False
+    return found[0] != found[1] and found[0] == found[2]
