@@ -166,8 +166,8 @@ class Plan:
         Args:
             earlier: the run's rows so far.
         """
-        steps, samples = self.steps_per_epoch, self.samples_per_epoch
-        return RunInfo(run.path, run.where, self.experiment, steps, samples, earlier)
+        steps, samples, kind = self.steps_per_epoch, self.samples_per_epoch, self.indices["train"].input.kind
+        return RunInfo(run.path, run.where, self.experiment, steps, samples, earlier, kind)
 
     @property
     def resident_bytes(self) -> int:

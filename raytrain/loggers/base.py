@@ -22,6 +22,7 @@ class RunInfo:
         steps_per_epoch: optimizer steps of an epoch.
         samples: training samples of an epoch.
         earlier: the rows of metrics.jsonl when the command began: those of a resumed run up to its newest checkpoint.
+        kind: of the model's input, as a `Field` has it; an image where that is not known.
         sweep: the name of the sweep that the run is a trial of.
     """
 
@@ -31,6 +32,7 @@ class RunInfo:
     steps_per_epoch: int = 0
     samples: int = 0
     earlier: Sequence[Mapping[str, Any]] = ()
+    kind: str = "image"
     sweep: str = ""
 
     @property

@@ -104,7 +104,8 @@ class Console(Logger):
             show_next(self.console, [("raytrain", "resume", where)])
             return
         task = run.experiment.task
-        of = ("IMAGE", "...") if isinstance(task, Classification) and not task.gives_more else ("--split", "val")
+        images = isinstance(task, Classification) and not task.gives_more and run.kind == "image"
+        of = ("IMAGE", "...") if images else ("--split", "val")
         predict, predicts = ("raytrain", "predict", where, *of), type(task).predictions is not Task.predictions
         evaluate, export = ("raytrain", "evaluate", where), ("raytrain", "export", where, "model.pth")
         show_next(self.console, [evaluate, *([predict] if predicts else []), export, ("raytrain", "report", where)])

@@ -67,7 +67,7 @@ class TrialLoggers:
         one = experiment_file.load(folder / "experiment.json")[0]
         samples = one.sampler.size(self.variants[record.reads(one)].indices["train"])
         earlier, _ = read_metrics(folder / "metrics.jsonl")
-        info = RunInfo(folder, str(folder), one, -(-samples // one.batch_size), samples, earlier, self.path.name)
+        info = RunInfo(folder, str(folder), one, -(-samples // one.batch_size), samples, earlier, sweep=self.path.name)
         return Loggers(_Notes(number, self.observer), one.loggers), info
 
 

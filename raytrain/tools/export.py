@@ -302,6 +302,8 @@ def _failures(run: Run, what: str, others: str) -> Iterator[None]:
     except errors.UserError:
         raise
     except Exception as error:  # exporters refuse in many types what they cannot take
+        while type(error).__name__ == "ConversionError" and isinstance(error.__cause__, Exception):
+            error = error.__cause__  # of torch.onnx: only the innermost one names the operation
         said = [line.strip() for line in str(error).strip().splitlines()] or [""]
         reason = " ".join([said[0], *(line for line in said[1:2] if line.startswith("- "))])  # a list has the reason
         raise errors.UserError(

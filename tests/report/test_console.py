@@ -237,6 +237,8 @@ def test_a_file_has_a_line_for_each_fact(tmp_path: Path) -> None:
     run = run_of(tmp_path / "a run", epochs=2, steps=46)
     console.finish(replace(info(run, laid_out), experiment=replace(VALUE, task=Regression())), run.summary)
     assert f"       raytrain predict '{run.path}' --split val\n" in shown(console), "the data may have no images"
+    console.finish(replace(info(run, laid_out), kind="plain"), run.summary)
+    assert shown(console).count(f"       raytrain predict '{run.path}' --split val\n") == 2, "float tensors are none"
     console.finish(info(run, laid_out), run.summary)
     out = shown(console).splitlines()
     assert f"     run  {laid_out.run}" in out and f"the run is in {run.path}" in out

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,10 @@ from torch import nn
 from raytrain import (
     CNN,
     MNIST,
+    Digits,
     Experiment,
     ImageFolder,
+    Model,
     Run,
     TorchModel,
     Torchvision,
@@ -216,3 +219,20 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name))
     said = fails(capsys, "export", finished.path, tmp_path / "model.onnx")
     assert said == "error: an .onnx file needs onnxscript, which is not installed; pip install 'raytrain[onnx]'"
+
+
+@dataclass(frozen=True)
+class Volumes(Model):
+    """Pools over three axes, which torch.onnx cannot translate for most sizes."""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        pool = nn.AdaptiveAvgPool3d((1, 3, 1))
+        return nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 1, 8, 8)), pool, nn.Flatten(), nn.Linear(3, classes))
+
+
+def test_the_operation_that_onnx_lacks_is_named(capsys: Capture, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Experiment(Volumes(), Digits()))
+    said = fails(capsys, "export", run.path, tmp_path / "model.onnx")
+    assert (
+        "torch.onnx cannot translate the model: DispatchError: No ONNX function found for" in said and "pool3d" in said
+    )
