@@ -78,10 +78,10 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index], output: 
     for split, targets, batch in (("train", wanted, train), ("val", target, val)):
         if note := _unfit(task, targets, indices[split], batch.ids):
             return Baseline({}, "", note)
-        if type(task) is Segmentation and len(output) == 4:  # another class may have another loss
+        if type(task).each is Segmentation.each and len(output) == 4:  # another class may have another loss
             for number, mask in zip(batch.ids, targets, strict=True):
                 check_numbers(mask, output[1], f"the mask of {indices[split].name(int(number))}")
-        if type(task) is MultiLabel:
+        if type(task).each is MultiLabel.each:
             outside = np.flatnonzero(((targets < 0) | (targets > 1)).any(1).numpy())
             if len(outside):
                 name = f"{indices[split].name(int(batch.ids[outside[0]]))} of {split}"

@@ -121,9 +121,10 @@ class _Step:
         name = "fp32" if e.precision == "auto" else e.precision
         self.finite = fresh and name != "fp16" and e.on_nonfinite == "error"
         self.precision = Precision(name, torch.device("cpu"))
-        task, self.brings_loss = type(e.task), _is_users(type(e.task).loss)
-        written = task if task.loss is Task.loss else task.loss if self.brings_loss else type(e.model).build
-        self.loss_at = f"in {place(written)}"
+        task = type(e.task)
+        own = [one for one in (task.loss, getattr(task, "training_loss", task.loss)) if _is_users(one)]
+        written = task if task.loss is Task.loss else own[0] if own else type(e.model).build
+        self.brings_loss, self.loss_at = bool(own), f"in {place(written)}"
 
     def run(self, batch: Batch) -> list[str]:
         """Return notes for the plan.
@@ -150,7 +151,9 @@ class _Step:
             self.check_optimizer(batch)
         self.check_metrics(batch, self.sums(batch))
         check_last(e, self.index, self.module, batch, self.precision)
-        return self.check_count(batch, count) + loss_notes.notes(e, self.module, batch)
+        with self.precision.forward():
+            mean = loss_notes.of_mean(e, self.module, batch, count, self.loss_at) if self.brings_loss else []
+        return mean + loss_notes.notes(e, self.module, batch)
 
     def loss(self, batch: Batch) -> tuple[torch.Tensor, float]:
         """Return what `task.loss` does, checked."""
@@ -259,38 +262,6 @@ class _Step:
             what = f"task.monitor is {task.monitor!r}, and the metrics are {', '.join(f'val_{key}' for key in found)}"
             how = f"return {task.monitor.removeprefix('val_')!r} from {name}(), or monitor another one"
             raise UserError(what, where, how)
-
-    def check_count(self, batch: Batch, count: float) -> list[str]:
-        """Check that the user's loss counts the same for every sample, and that it is no mean over them.
-
-        Returns:
-            A note about a mean.
-
-        Raises:
-            UserError: it counts another number.
-        """
-        if not self.brings_loss:
-            return []
-        doubled = {name: torch.cat([array, array]) for name, array in batch.arrays.items()}
-        twice = Batch(doubled, np.concatenate([batch.ids, batch.ids]))
-        try:
-            self.module.eval()
-            with torch.no_grad(), self.precision.forward():
-                once, _ = self.e.task.loss(self.module, batch)
-                again, counted = self.e.task.loss(self.module, twice)
-            same = math.isclose(float(once), float(again), rel_tol=1e-4) and abs(float(once)) > 1e-6
-        except Exception:  # such as of a loss that takes gradients, or samples of a fixed number
-            return []
-        if counted != 2 * count:
-            what = f"loss() counts {count:g} for {len(batch)} samples and {counted:g} for {len(twice)}"
-            how = "count the same for every sample: write `return loss, len(batch)`, with the loss summed over them"
-            raise UserError(what, self.loss_at, how)
-        if not same:
-            return []
-        return [
-            f"the loss does not grow with the batch, {self.loss_at}: if it is a mean over samples, return their sum "
-            '(reduction="sum"), since it is divided by the count'
-        ]
 
     @contextlib.contextmanager
     def calling(self, what: str, batch: Batch, where: str, kind: type[UserError] = UserError) -> Iterator[None]:

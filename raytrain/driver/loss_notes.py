@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,9 +34,10 @@ def notes(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
             how = "take `batch.labels if batch.targets is None else batch.targets`"
             raise UserError(what, f"in {place(type(e.task))}", how)
         kind = type(e.task)
-        own, calls = (not method.__module__.startswith("raytrain.") for method in (kind.loss, kind.forward))
-        found = _parts(e, module, batch) if own or calls else []
-        if own or not isinstance(e.task, Classification):
+        methods = (kind.forward, kind.loss, getattr(kind, "training_loss", kind.loss))
+        calls, *own = (not method.__module__.startswith("raytrain.") for method in methods)
+        found = _parts(e, module, batch) if calls or any(own) else []
+        if any(own) or not isinstance(e.task, Classification):
             return found
         outputs = e.task.forward(module, batch)
     if outputs.is_meta or bool((outputs < 0).any()) or bool(((outputs.sum(1) - 1).abs() > _CLOSE).any()):
@@ -76,6 +79,41 @@ def _parts(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
     what = f"{type(e.task).__name__} takes {errors.listed([f'model.{name}' for name in called.asked])}"
     how = "let the model return what the loss needs"
     return [f"{what}, and on several GPUs it gets DistributedDataParallel, which can only be called: {how}"]
+
+
+def of_mean(e: Experiment, module: nn.Module, batch: Batch, count: float, where: str) -> list[str]:
+    """Check that the user's loss counts the same for every sample, and that it is no mean over them.
+
+    Args:
+        count: what it has counted for the batch.
+        where: the place of its code.
+
+    Returns:
+        A note about a mean.
+
+    Raises:
+        UserError: it counts another number.
+    """
+    doubled = {name: torch.cat([array, array]) for name, array in batch.arrays.items()}
+    twice = Batch(doubled, np.concatenate([batch.ids, batch.ids]))
+    try:
+        module.eval()
+        with torch.no_grad():
+            once, _ = e.task.loss(module, batch)
+            again, counted = e.task.loss(module, twice)
+        same = math.isclose(float(once), float(again), rel_tol=1e-4) and abs(float(once)) > 1e-6
+    except Exception:  # such as of a loss that takes gradients, or samples of a fixed number
+        return []
+    if counted != 2 * count:
+        what = f"loss() counts {count:g} for {len(batch)} samples and {counted:g} for {len(twice)}"
+        how = "count the same for every sample: write `return loss, len(batch)`, with the loss summed over them"
+        raise UserError(what, where, how)
+    if not same:
+        return []
+    return [
+        f"the loss does not grow with the batch, {where}: if it is a mean over samples, return their sum "
+        '(reduction="sum"), since it is divided by the count'
+    ]
 
 
 def _takes_labels(e: Experiment, module: nn.Module, batch: Batch) -> bool:

@@ -58,10 +58,10 @@ class Classification(Supervised):
         """Return the cross entropy with label smoothing, to the targets of mixed images."""
         return self.training_loss(self.forward(model, batch), batch), len(batch)
 
-    def training_loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the sum over samples, from the model's outputs [n, classes]."""
         wanted = batch.labels if batch.targets is None else batch.targets
-        return losses().classes(logits, wanted, self.class_weights, self.label_smoothing, self.focal_gamma)
+        return losses().classes(outputs, wanted, self.class_weights, self.label_smoothing, self.focal_gamma)
 
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return the labels, int64 [n]."""

@@ -45,14 +45,14 @@ class Distillation(Classification):
         _TEACHERS.clear()
         _TEACHERS[self.teacher] = open_model(self.teacher).to(device)
 
-    def training_loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the sum over samples of both parts."""
-        hard = super().training_loss(logits, batch)
+        hard = super().training_loss(outputs, batch)
         teacher = losses().without_gradient(_TEACHERS[self.teacher], batch.input)
-        if teacher.shape != logits.shape:
-            what = f"the teacher gives {list(teacher.shape)} and the model {list(logits.shape)}"
+        if teacher.shape != outputs.shape:
+            what = f"the teacher gives {list(teacher.shape)} and the model {list(outputs.shape)}"
             raise errors.UserError(what, "in task.teacher", "take a teacher of the same classes")
-        soft = losses().distilled(logits, teacher, self.temperature)
+        soft = losses().distilled(outputs, teacher, self.temperature)
         return (1 - self.alpha) * hard + self.alpha * soft
 
     def check_data(self, index: Index) -> None:

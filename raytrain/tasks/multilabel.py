@@ -19,7 +19,6 @@ from raytrain.tasks.task import losses
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from torch import nn
 
     from raytrain.data.source import Index
 
@@ -66,11 +65,9 @@ class MultiLabel(Supervised):
         check(self, pos_weight=counts.WEIGHTS)
         self.check_metrics()
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the binary cross entropy: for each sample the mean over classes, summed over samples."""
-        wanted = self.wanted(batch)
-        outputs = self.fitted(self.forward(model, batch), wanted)
-        return losses().several(outputs, wanted, self.pos_weight).sum(), len(batch)
+        return losses().several(outputs, batch["target"], self.pos_weight).sum()
 
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return the targets, float32 [n, classes]."""

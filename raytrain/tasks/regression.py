@@ -17,7 +17,6 @@ from raytrain.tasks.task import losses
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from raytrain.data.source import Index
 
@@ -58,11 +57,6 @@ class Regression(Supervised):
         check(self, huber_delta=above(0), mean=finite, std=positive, names=apart)
         self.check_metrics()
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
-        """Return the error: for each sample the mean over its numbers, summed over samples."""
-        wanted = self.wanted(batch)
-        return self.each(self.fitted(self.forward(model, batch), wanted), wanted).sum(), len(batch)
-
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return the targets [n, ...]."""
         return target_of(batch, self.target)
@@ -96,7 +90,7 @@ class Regression(Supervised):
         return found.reshape(shape)
 
     def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return the error of each sample, divided by std."""
+        """Return the error of each sample, the mean over its numbers, divided by std."""
         outputs = losses().wide(outputs)
         wanted = wanted.to(outputs.dtype)
         if self.std:

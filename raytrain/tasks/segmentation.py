@@ -18,7 +18,6 @@ from raytrain.tasks.task import losses
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from torch import nn
 
     from raytrain.data.source import Index
 
@@ -84,12 +83,11 @@ class Segmentation(Supervised):
         )
         self.check_metrics()
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the cross entropy: for each sample the mean over its pixels that count, summed over samples."""
-        wanted = self.wanted(batch)
-        outputs = self.fitted(self.forward(model, batch), wanted)
+        wanted = batch["target"]
         with self._known_classes(outputs, wanted):
-            return losses().pixels(outputs, wanted, self.class_weights, self.label_smoothing).sum(), len(batch)
+            return losses().pixels(outputs, wanted, self.class_weights, self.label_smoothing).sum()
 
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return the classes of pixels, int64 [n, height, width]; -1 does not count."""

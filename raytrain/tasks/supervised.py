@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Supervised(Task):
-    """A task that compares the model's outputs with a target. A subclass has `wanted`, `loss` and `each`; the model
-    runs once for its own sums and all `metrics`."""
+    """A task that compares the model's outputs with a target. A subclass has `wanted` and `each`, and `training_loss`
+    where training has another loss than validation; the model runs once for its own sums and all `metrics`."""
 
     kind: ClassVar[Kind] = "number"
     """What the task wants of a sample, which decides which metrics suit it."""
@@ -77,6 +77,21 @@ class Supervised(Task):
         same = all(one is other for one, other in zip(metrics, self.metrics, strict=True))
         return self if same else replace(self, metrics=metrics)
 
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """Return `training_loss` of the model's outputs, and the number of samples."""
+        wanted = self.wanted(batch)
+        outputs = self.fitted(self.forward(model, batch), wanted)
+        return self.training_loss(outputs, _with_target(batch, wanted)), len(batch)
+
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the training loss summed over samples; by default it is validation's.
+
+        Args:
+            outputs: the model's, as `fitted` returns them, [n, ...].
+            batch: with what the task wants as `target`.
+        """
+        return self.each(outputs, batch["target"]).sum()
+
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return what the outputs are compared with, as metrics get it: see `Metric.sums`."""
         raise NotImplementedError(f"{type(self).__name__} needs a wanted(batch)")
@@ -110,7 +125,7 @@ class Supervised(Task):
             "count": losses().count(len(batch)),
             **self.own_sums(outputs, wanted),
         }
-        seen = Batch({**batch.arrays, "target": wanted}, batch.ids)
+        seen = _with_target(batch, wanted)
         for number, metric in enumerate(self.metrics):
             prefix = _prefix(number)
             sums, kept = metric.sums(outputs, seen), metric.samples(outputs, seen)
@@ -152,6 +167,10 @@ class Supervised(Task):
     def constant_note(self, wanted: torch.Tensor) -> str:
         """Return a line for the plan about the targets of training samples, [n, ...]; by default none."""
         return ""
+
+
+def _with_target(batch: Batch, wanted: torch.Tensor) -> Batch:
+    return Batch({**batch.arrays, "target": wanted}, batch.ids)
 
 
 _KINDS = {

@@ -592,6 +592,26 @@ class Unsure(Scenes):
         return {**found, "tags": tags}
 
 
+@dataclass(frozen=True)
+class Weighed(MultiLabel):
+    """Another training loss; validation's is that of the base."""
+
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return 2 * super().training_loss(outputs, batch)
+
+
+@dataclass(frozen=True)
+class Known(MultiLabel):
+    """Targets of -1 do not count."""
+
+    def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        both = functional.binary_cross_entropy_with_logits(outputs, wanted.clamp_min(0), reduction="none")
+        return (both * (wanted >= 0)).sum(1)
+
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return self.each(outputs, batch["target"]).sum()
+
+
 def test_the_plan_names_a_target_of_several_labels_that_is_no_answer() -> None:
     """The loss of such a target falls without end: its run trained with a negative loss, and nothing said so."""
     e = TASKS["tags"][0]
@@ -599,7 +619,10 @@ def test_the_plan_names_a_target_of_several_labels_that_is_no_answer() -> None:
         message = rf"sample 17 of train have the number {number:g}, and those of MultiLabel are from 0 to 1, in task"
         with pytest.raises(UserError, match=message):
             plan(replace(e, data=Unsure(wanted="tags", number=number)))
+        with pytest.raises(UserError, match=message):
+            plan(replace(e, data=Unsure(wanted="tags", number=number), task=Weighed()))
     plan(replace(e, data=Unsure(wanted="tags", number=0.3)))
+    plan(replace(e, data=Unsure(wanted="tags"), task=Known()))
 
 
 def test_a_task_without_a_constant_answer_has_no_baseline() -> None:
