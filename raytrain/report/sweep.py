@@ -141,7 +141,7 @@ class Table(Logger):
             if results.trials and not any(trial.error for trial in results.trials):  # as an accuracy not reached
                 found = f"has a value of {results.objectives[0].name}"
             self._print(f"no trial {'keeps the constraints' if over else found}")
-        following = [] if done else [("raytrain", "sweep", run.where)]
+        following = [] if done or results.status == "running" else [("raytrain", "sweep", run.where)]
         if results.best is not None:
             following += self._of_best(run, results.best)
         if following:

@@ -47,13 +47,12 @@ def outcome(results: Results) -> str:
     """Return what came of a sweep."""
     seconds = [] if results.seconds is None else [f"{results.seconds:.1f} s"]
     count = len(results.trials)
+    statuses = ", ".join(f"{times} {word}" for word, times in results.counted().items())
     front = ", ".join(map(str, results.front[:12])) + (" ..." if len(results.front) > 12 else "")
     several = len(results.objectives) > 1 and results.front
     return ", ".join(
         [
-            f"{count} trial{'s' if count != 1 else ''} ("
-            + ", ".join(f"{times} {word}" for word, times in results.counted().items())
-            + ")",
+            f"{count} trial{'s' if count != 1 else ''} ({statuses})" if count else "no trial has ended",
             *seconds,
             *_best(results),
             *([f"Pareto front: trial{'s' if len(results.front) > 1 else ''} {front}"] if several else []),

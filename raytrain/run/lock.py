@@ -19,9 +19,14 @@ LOCK, WRITER_LOCK = "lock", "writer.lock"
 
 
 def held(run: Path) -> bool:
-    """Return whether a process holds the lock of a run or a sweep, without taking it or writing there."""
+    """Return whether a process holds a lock of a run or a sweep, without taking it or writing there. A sweep's trial
+    has no lock of a driver."""
+    return any(_held(run / name) for name in (LOCK, WRITER_LOCK))
+
+
+def _held(lock: Path) -> bool:
     try:
-        descriptor = os.open(run / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:

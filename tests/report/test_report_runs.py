@@ -12,7 +12,7 @@ import pytest
 from helpers.commands import fails, finished, succeeds, without_ray
 
 from raytrain import Run
-from raytrain.run.lock import Lock
+from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 
 __all__ = ["finished", "without_ray"]
 
@@ -99,11 +99,12 @@ def test_damaged_runs_are_listed(root: Path, capsys: Capture) -> None:
     assert len(succeeds(capsys, "runs", root).splitlines()) == 1 + len(found)
 
 
-def test_a_run_is_running_while_its_lock_is_held(root: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize("lock", [LOCK, WRITER_LOCK])  # a sweep's trial has the second alone
+def test_a_run_is_running_while_its_lock_is_held(root: Path, capsys: Capture, lock: str) -> None:
     def status() -> str:
         return next(one["status"] for one in listed(capsys, root) if one["name"] == "good")
 
-    with Lock(root / "good"):
+    with Lock(root / "good", lock):
         assert status() == "running"
     assert status() == "completed"
 

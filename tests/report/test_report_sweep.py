@@ -691,6 +691,13 @@ def test_an_interrupted_sweep_says_in_one_block_what_to_type_next(tmp_path: Path
     assert following[0] == "next:  raytrain sweep runs/s" and following[1].startswith("       raytrain train ")
 
 
+def test_a_sweep_that_goes_on_without_an_ended_trial(tmp_path: Path) -> None:
+    console = log_file()
+    sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer([], status="running"))
+    assert "running: no trial has ended, 41.2 s\n" in said(console)
+    assert "raytrain sweep" not in said(console)  # the command that runs it goes on
+
+
 def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
     console = log_file()
     trials = [trial(0, {}, error="out of memory"), trial(1, {}, error="out of memory")]
@@ -700,7 +707,7 @@ def test_a_sweep_without_any_result_says_where_to_look(tmp_path: Path) -> None:
     assert "next:  raytrain sweep" in said(console)
     assert "\nno trial has a result" in said(console) and "raytrain evaluate" not in said(console)
     sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer([], status="interrupted"))
-    assert "interrupted: 0 trials" in said(console)
+    assert "interrupted: no trial has ended" in said(console)
     trials = [trial(0, {}, status="completed"), trial(1, {}, status="completed")]
     time = [{"name": "time_to_accuracy(0.99)", "mode": "min"}]
     sweep.Table(console).finish(RunInfo(tmp_path, str(tmp_path)), answer(trials, objectives=time))
