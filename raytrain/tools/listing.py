@@ -17,6 +17,8 @@ from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
 from raytrain.data.image_files import EXTENSIONS, OTHER_KINDS
+from raytrain.data.shards import FORMAT, MANIFEST
+from raytrain.files import known_json
 
 _HERE = ""
 """The root of files of this machine."""
@@ -172,6 +174,9 @@ def images_at(path: Path) -> list[str]:
             what = f"the folder cannot be read: {error.strerror}"
             raise errors.UserError(what, error.filename, "change its permissions, or leave it out") from None
         if not found:
+            if known_json(path / MANIFEST).get("format") == FORMAT:
+                how = "give the images that were packed, or predict a split of the run's own data by --split"
+                raise errors.UserError("predict reads image files, and this is a pack", path, how)
             others = left_out([str(path)])
             what = f"no images there; {told(others)}" if others else "no images there"
             raise errors.UserError(what, path, "give image files or a folder of them")

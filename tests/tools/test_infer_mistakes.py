@@ -31,9 +31,11 @@ def test_mistakes_of_predict(finished: Run, capsys: Capture, digit_files: Path, 
     empty.mkdir()
     text.write_text("no image")
     (tmp_path / "folder.csv").mkdir()
+    succeeds(capsys, "pack", digit_files, tmp_path / "pack", "--data.val_fraction", 0.5)
     for arguments, message in (
         ([tmp_path / "missing.png"], f"no such image, {tmp_path}/missing.png"),
         ([empty], f"no images there, {empty}"),
+        ([tmp_path / "pack"], f"predict reads image files, and this is a pack, {tmp_path}/pack; give the images that"),
         (
             [digit_files, text],
             f"cannot read sample: it is not an image, or its format is unknown, {text}; repair it, leave "
