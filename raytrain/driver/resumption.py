@@ -215,6 +215,7 @@ def _check_checkpoints(run: Run) -> dict[str, Any]:
     names = [] if run.url else layout.committed(run.checkpoints)
     reasons = []
     if not names and not run.url and (lost := known_json(run.path / "last.json").get("checkpoint")):
+        run.check_kept()
         reasons.append(f"{lost} is missing")  # to begin anew would replace the rows of metrics.jsonl
     for name in reversed(names):
         try:

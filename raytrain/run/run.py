@@ -141,15 +141,23 @@ class Run:
             found = storage.answered(there.url, lambda: next(there.verified(self.checkpoints), None))
         else:
             found = layout.newest(self.checkpoints)
-        if found is None and (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
+        if found is None:
+            self.check_kept()
+            raise self._no_checkpoint()
+        return found
+
+    def check_kept(self) -> None:
+        """Check that this is no trial that ended, for one without checkpoints.
+
+        Raises:
+            UserError: it is; its sweep has removed them.
+        """
+        if (self.path / "trial.json").is_file() and self.summary["status"] == "completed":
             raise errors.UserError(
                 "a sweep keeps the weights of its best trial alone, or of the best --keep N",
                 self.where,
                 f"train this one again with {errors.command('train', self.path / 'experiment.json')}",
             )
-        if found is None:
-            raise self._no_checkpoint()
-        return found
 
     def _no_checkpoint(self) -> errors.UserError:
         """Return the error for a run without a checkpoint to read."""

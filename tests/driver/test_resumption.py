@@ -161,6 +161,9 @@ def test_a_run_that_lost_its_checkpoints_does_not_begin_anew(project: Path, tmp_
     said = fails(capsys, "resume", found.path, "--epochs", 9)
     assert f"no checkpoint to go on from: step_00000000 is missing, {found.path}; put metrics.jsonl and check" in said
     assert content(found.path) == before
+    (found.path / "trial.json").write_text("{}")
+    (found.path / "summary.json").write_text(json.dumps({"status": "completed", "epochs": 1}))
+    assert "a sweep keeps the weights of its best trial alone" in fails(capsys, "resume", found.path, "--epochs", 9)
 
 
 def test_a_file_that_is_as_the_runs_own_replaces_nothing(run: Path, capsys: Capture) -> None:
