@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,21 @@ import numpy as np
 import pyarrow as pa
 
 from raytrain.data.source import Field, Index
+
+
+@dataclass(frozen=True, eq=False)
+class PackedIndex(Index):
+    """The samples of one split of a pack.
+
+    Attributes:
+        contents: the sha256 of the file that lists them, with a checksum of each.
+    """
+
+    contents: str = ""
+
+    def fingerprint(self) -> str:
+        """Return a hash of the samples and their bytes."""
+        return f"{super().fingerprint()}-{self.contents[:16]}"
 
 
 def index_name(split: str) -> str:
@@ -61,7 +77,7 @@ class Table:
     def _array(self, name: str) -> np.ndarray:
         return self.batch.column(name).to_numpy(zero_copy_only=True)
 
-    def index(self, split: str, values: Mapping[str, Any], raw: bool) -> Index:
+    def index(self, split: str, values: Mapping[str, Any], raw: bool) -> PackedIndex:
         """Return the index of the split, whose `rows` are the samples' places here."""
         fields = tuple(Field(**{**one, "shape": tuple(one["shape"])}) for one in values["fields"])
         columns = {}
@@ -71,7 +87,8 @@ class Table:
             columns[name] = np.array(plain, dtype) if dtype.kind == "U" else plain.view(dtype)
         shape: Any = fields[0].shape if values["image"] else None
         further = sum(field.bytes for field in fields[1:])
-        return Index(
+        return PackedIndex(
+            contents=values["index"]["sha256"],
             labels=self._array("label") if values["labels"] else None,  # type: ignore[arg-type]
             classes=tuple(values["classes"]),
             shape=shape,
