@@ -136,6 +136,7 @@ class Console(Logger):
         inside = e.steps is not None or e.validate_every_steps is not None
         unit = "step" if inside and summary.get("best_step") else "epoch"
         place = summary.get(f"best_{unit}")
+        skipped = summary.get("skipped_steps")
         return [
             *([f"epoch {epoch:,} of {self._epochs:,}"] if e.steps is None else []),
             *([f"step {steps:,} of {self._steps:,}"] if e.steps is not None or not whole else []),
@@ -143,7 +144,7 @@ class Console(Logger):
             *([summary["stopped_because"]] if summary.get("stopped_because") else []),
             *(["out of time"] if summary.get("out_of_time") else []),
             *[f"{text} {'at' if unit == 'step' else 'in'} {unit} {place:,}" if place else text for text in best],
-            *([f"{summary['skipped_steps']:,} steps skipped"] if summary.get("skipped_steps") else []),
+            *([f"{skipped:,} step{'s' if skipped != 1 else ''} skipped"] if skipped else []),
             *([f"{rate:,.0f} samples/s"] if rate else []),
             *([f"{summary['seconds']:.1f} s of training"] if summary.get("seconds") else []),
         ]

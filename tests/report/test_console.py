@@ -166,6 +166,14 @@ def test_closing_line_says_that_time_ran_out(tmp_path: Path) -> None:
     assert "completed: epoch 2 of 3, out of time, best val_accuracy 0.5000 in epoch 1" in shown(console).splitlines()
 
 
+@pytest.mark.parametrize(("count", "said_as"), [(1, ", 1 step skipped, "), (2, ", 2 steps skipped, ")])
+def test_closing_line_counts_the_steps_that_were_skipped(tmp_path: Path, count: int, said_as: str) -> None:
+    console, laid_out = pipe(), planned(replace(VALUE, epochs=3))
+    run = run_of(tmp_path, epochs=3, steps=69, seconds=1.0, skipped_steps=count)
+    console.finish(info(run, laid_out), run.summary)
+    assert said_as in shown(console)
+
+
 def test_closing_line_says_why_a_hook_ended_the_run(tmp_path: Path) -> None:
     console, laid_out, why = pipe(), planned(replace(VALUE, epochs=3)), "the loss diverged"
     ended = {"stopped_early": True, "stopped_because": why}
