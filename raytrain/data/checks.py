@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -328,3 +328,11 @@ def _remedy(array: Any, field: Field) -> str:
             f'declare fields=(Field("{field.name}", ..., "{array.dtype}", "image"),) in index()'
         )
     return f'write `.astype("{field.dtype}")` where that loses nothing, or declare {array.dtype} in index()'
+
+
+def same_data(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether data are those of before, by the fingerprints of their splits. Those of packs once lacked the
+    part about their contents, which follows a dash."""
+    if before.keys() != now.keys():
+        return False
+    return all(now[split] == one or now[split].startswith(f"{one}-") for split, one in before.items())

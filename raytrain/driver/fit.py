@@ -16,6 +16,7 @@ from pathlib import Path
 from raytrain import config, errors
 from raytrain.checkpoint import location, remote
 from raytrain.data.blocks import Bad
+from raytrain.data.checks import same_data
 from raytrain.driver import plan, resumption, teacher_check
 from raytrain.driver.blame import failed_here
 from raytrain.driver.correction import Correction
@@ -122,7 +123,7 @@ def resume(
             planned = plan.make(value, session.resources, run.where, resumed=True)
             began_with = run.environment
             prints = {split: index.fingerprint() for split, index in planned.indices.items()}
-            if prints != began_with["data_fingerprint"]:
+            if not same_data(began_with["data_fingerprint"], prints):
                 raise errors.data_changed(run.where)
             teacher_check.check_same(run.experiment.task, planned.experiment.task, began_with)
             if correction:

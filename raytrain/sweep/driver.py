@@ -20,6 +20,7 @@ from typing import Any
 
 from raytrain import config, errors
 from raytrain.checkpoint import location, remote
+from raytrain.data.checks import same_data
 from raytrain.driver.endings import Interrupted, RunFailed, way_on
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.options import Options
@@ -290,7 +291,7 @@ def _check_data(path: Path, planned: SweepPlan) -> None:
     before, now = SweepRun(path).answer.get("data_fingerprint"), planned.fingerprints
     before = before if isinstance(before, dict) else {}
     both = now.keys() & before.keys()
-    if not both or any(now[key] != before[key] for key in both):
+    if not both or not all(same_data(before[key], now[key]) for key in both):
         raise errors.data_changed(path)
 
 

@@ -35,7 +35,7 @@ from raytrain import (
     UserError,
 )
 from raytrain.data import byte_files, decode, packs, shards
-from raytrain.data.checks import checked_indices, checked_read
+from raytrain.data.checks import checked_indices, checked_read, same_data
 from raytrain.data.loader import Loader
 from raytrain.data.packing import pack as resident
 from raytrain.data.reader import Direct, Resident
@@ -308,7 +308,10 @@ def test_other_bytes_of_the_same_samples_are_other_data(tmp_path: Path) -> None:
         {split: index.fingerprint() for split, index in Packed(str(tmp_path / name)).index().items()}
         for name in ("one", "copy", "other")
     )
-    assert one == copy and all(one[split] != other[split] for split in one)  # which a resume compares
+    assert one == copy and all(one[split] != other[split] for split in one)
+    assert same_data(one, copy) and not same_data(one, other), "which a resume asks"
+    before = {split: print_.partition("-")[0] for split, print_ in one.items()}  # of an older version
+    assert same_data(before, one) and not same_data({"train": before["train"]}, one) and not same_data(one, before)
 
 
 def test_a_packer_that_was_cut_off_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
