@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raytrain import errors, order
+from raytrain import errors
 from raytrain.config import between, check
 from raytrain.data.checks import classes_differ
+from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, FileImages, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
@@ -46,7 +47,7 @@ class ImageFolder(FileImages):
         tree = with_pillow().tree(self.root)
         root = tree.root
         try:
-            found = _split_folders(tree)
+            found = with_train(self, _split_folders(tree))
             if "train" not in found and found:
                 raise errors.UserError("no train folder there", root, _layout(tree, found))
             folders = found or {"train": ""}
@@ -57,7 +58,7 @@ class ImageFolder(FileImages):
             if index.classes != splits["train"].classes:
                 raise classes_differ(splits["train"].classes, index.classes, split, root)
         if "val" not in splits:
-            rest, held_out = order.stratified(splits["train"].labels, self.val_fraction, self.split_seed)
+            rest, held_out = hold_out(self, splits["train"].labels)
             if not len(held_out):
                 raise errors.UserError("no class with two images there", root, "give it a val folder, or more images")
             whole = splits["train"]

@@ -11,9 +11,10 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from raytrain import errors, order
+from raytrain import errors
 from raytrain.config import between, check
 from raytrain.data import masks, patterns, table_columns, targets
+from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, absolute, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
@@ -137,6 +138,7 @@ class Manifest(masks.MaskedImages):
             for number, split in enumerate(SPLITS)
             if (splits == number).any()
         }
+        found = with_train(self, found)
         if "train" not in found:
             raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
         if "val" not in found:
@@ -309,7 +311,7 @@ class Manifest(masks.MaskedImages):
     def _held_out(self, train: Index, has_split: bool) -> dict[str, Index]:
         """Return train and val, a part of each class of train."""
         labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
-        rest, held_out = order.stratified(labels, self.val_fraction, self.split_seed)
+        rest, held_out = hold_out(self, labels)
         if not len(held_out):
             how = "add rows of the split val, or more images"
             what = "there is only one image" if train.labels is None else "no class has two images"

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raytrain import errors, order
+from raytrain import errors
 from raytrain.config import between, check
+from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.masks import MaskedImages, MaskIndex, beside
@@ -125,7 +126,7 @@ class MaskFolder(MaskedImages):
         found = {split: replace(index, notes=()) for split, index in splits.items() if index is not None}
         if "val" not in found:
             whole = found["train"]
-            rest, held_out = order.stratified(np.zeros(len(whole), np.int64), self.val_fraction, self.split_seed)
+            rest, held_out = hold_out(self, np.zeros(len(whole), np.int64))
             if not len(held_out):
                 raise errors.UserError("there is one image alone", tree.root, "give it a val folder, or more images")
             found["train"], found["val"] = whole.take(rest), replace(whole.take(held_out), split="val", ignored=())
@@ -172,6 +173,7 @@ class MaskFolder(MaskedImages):
             others = split_folders(_there(tree, entries, own, "masks"))
             found = {split: (f"{images}/{name}", f"{own}/{others.get(split, name)}") for split, name in names.items()}
             found, start = found or {"train": (images, own)}, images
+        found = with_train(self, found)
         if "train" not in found:
             where = os.path.join(tree.root, start) if start else tree.root
             raise errors.UserError("no train folder there", where, f"give it one beside {errors.listed(found)}")

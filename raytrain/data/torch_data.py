@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from raytrain import errors, order
+from raytrain import errors
 from raytrain.config import between, check
 from raytrain.data.checks import classes_differ
+from raytrain.data.hold_out import hold_out
 from raytrain.data.source import Data, Field, Index
 from raytrain.user_code.places import calling, reason
 from raytrain.user_code.wrappers import Wrapped, Wraps, takes, target_of, where_is
@@ -85,7 +86,7 @@ class TorchData(Wrapped, Data):
             return whole
         every = whole["train"]
         strata = np.zeros(len(every), np.int64) if every.labels is None else every.labels
-        rest, held_out = order.stratified(strata, self.val_fraction, self.split_seed)
+        rest, held_out = hold_out(self, strata)
         if not len(held_out):
             raise self._wrong("no class has two samples, so that none can validate", "give it an argument `split`")
         return {"train": every.take(rest), "val": replace(every.take(held_out), split="val")}

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from raytrain import errors, order
+from raytrain import errors
 from raytrain.config import between, check
+from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, Images, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
@@ -89,10 +90,11 @@ class WebDataset(Images):
             for number, split in enumerate(SPLITS)
             if (of == number).any()
         }
+        found = with_train(self, found)
         if "train" not in found:
             raise errors.UserError("no shard is of the split train", self.root, "put train into its name")
         if "val" not in found:
-            rest, held_out = order.stratified(found["train"].labels, self.val_fraction, self.split_seed)
+            rest, held_out = hold_out(self, found["train"].labels)
             if not len(held_out):
                 raise errors.UserError("no class has two images", self.root, "add shards of val, or more images")
             train = found["train"]

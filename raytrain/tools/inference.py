@@ -54,7 +54,7 @@ def evaluate(
     """Evaluate a checkpoint on a whole split, every sample counted once.
 
     Args:
-        root: another `data.root`, with the same classes.
+        root: another `data.root`, with the same classes; see `listing.at_root` for its splits.
         split: train, val or test.
         which: best or last.
         tta: test-time augmentation: `flip`, or the number of views of each image whose answers are averaged.
@@ -70,8 +70,7 @@ def evaluate(
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
             have another shape or dtype than those that the model was trained on.
     """
-    e, data = run.experiment, at_root(run.experiment.data, root)
-    indices = checked_indices(data)
+    e, (data, indices) = run.experiment, at_root(run, root)
     if split not in indices:
         raise _no_split(split, indices, place_of(data))
     index, path = indices[split], run.checkpoint(which)

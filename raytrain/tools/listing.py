@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,12 @@ from raytrain import config, errors
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
+from raytrain.data.checks import checked_indices, same_data
+from raytrain.data.hold_out import for_evaluation
 from raytrain.data.image_files import EXTENSIONS, OTHER_KINDS
 from raytrain.data.shards import FORMAT, MANIFEST
 from raytrain.files import known_json
+from raytrain.run.run import Run
 
 _HERE = ""
 """The root of files of this machine."""
@@ -120,19 +124,27 @@ def place_of(data: Data) -> str:
     return str(getattr(data, "root", type(data).__name__))
 
 
-def at_root(data: Data, root: str | None) -> Data:
-    """Return the run's data, or that of the same kind at another root, with its own splits: folds are of the data that
-    the run was trained on.
+def at_root(run: Run, root: str | None) -> tuple[Data, dict[str, Index]]:
+    """Return the run's data and its splits, or those of data of the same kind at another root: a copy of the run's data
+    has the same splits; other data has its own, and is whole where it has none.
 
     Raises:
-        UserError: the run's data has no root.
+        UserError: the run's data has no root, or there is no such data.
     """
-    if root is not None:
-        if not hasattr(data, "root"):
-            raise errors.UserError("the run's data has no root to replace", place_of(data), "leave root out")
-        data = config.replace(config.replace(data, "root", root), "folds", Folds())
-    # A download was for training; a wrong root must not be filled.
-    return config.replace(data, "download", False) if getattr(data, "download", False) else data
+    data = run.experiment.data
+    if getattr(data, "download", False):  # that was for training; a wrong root must not be filled
+        data = config.replace(data, "download", False)
+    if root is None:
+        return data, checked_indices(data)
+    if not hasattr(data, "root"):
+        raise errors.UserError("the run's data has no root to replace", place_of(data), "leave root out")
+    data = config.replace(data, "root", root)
+    with contextlib.suppress(errors.UserError):  # which other data may well have: the error, if any, is what follows
+        indices = checked_indices(data)
+        if same_data(run.environment["data_fingerprint"], {name: one.fingerprint() for name, one in indices.items()}):
+            return data, indices
+    data = for_evaluation(config.replace(data, "folds", Folds()))
+    return data, checked_indices(data)
 
 
 def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tuple[Manifest, Index]:
