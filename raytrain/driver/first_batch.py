@@ -30,6 +30,10 @@ SAMPLES = 2
 _MOST_VALUES = 4_000_000
 """Values of all images of a second attempt, which has a whole micro-batch or an even part of it."""
 
+_LOOKED_AT = 8
+"""Samples whose brightness is looked at."""
+_DARK = 64
+"""Below which, of 255, all pixels of some images are suspicious."""
 _ROUNDING = 1e-3
 """How far beyond 0 and 1 images may go that a resize has rounded."""
 
@@ -156,6 +160,21 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
     if e.data.augment.mixes:
         tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
     return Batch(tensors, ids)
+
+
+def dark(e: Experiment, index: Index) -> list[str]:
+    """Return a line for the plan if the first samples of training have images that use a small part of the values of
+    uint8, as those of 12 bits in files of 16 bits become."""
+    count = min(_LOOKED_AT, e.sampler.size(index))
+    try:
+        arrays = checked_read(e.data, index, np.unique(e.sampler.samples(index, e.seed, 0, np.arange(count))))
+    except Exception:  # of samples that the step does not read
+        return []
+    for field in index.fields:
+        if field.kind == "image" and field.dtype == "uint8" and 0 < (most := int(arrays[field.name].max())) < _DARK:
+            note = f"the first {count} images have values from 0 to {most} of 255: scale them to the whole range before"
+            return [f"{note} (of files of 16 bits the values are divided by 257, and those of 12 bits become 0 to 16)"]
+    return []
 
 
 def not_finite(batch: Batch) -> str:

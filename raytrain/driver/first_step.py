@@ -25,7 +25,7 @@ from raytrain import order
 from raytrain.data import Index
 from raytrain.data.batch import Batch
 from raytrain.driver import loss_notes, unsaved
-from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, not_finite, read_batch, sizes
+from raytrain.driver.first_batch import SAMPLES, NotTried, check_last, dark, not_finite, read_batch, sizes
 from raytrain.driver.schedule_check import check_schedule
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
@@ -85,7 +85,8 @@ def check(e: Experiment, index: Index, module: nn.Module, build: Callable[[], nn
         for size in sizes(e, index):
             before = unsaved.buffers(module)
             try:
-                return _Step(e, index, module, fresh).run(read_batch(e, index, size)) + unsaved.notes(before, module)
+                found = _Step(e, index, module, fresh).run(read_batch(e, index, size))
+                return [*found, *unsaved.notes(before, module), *dark(e, index)]
             except UserError as error:
                 if error.__cause__ is None:
                     raise

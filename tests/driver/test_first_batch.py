@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from raytrain import MLP, Augment, ColorJitter, Data, Digits, Experiment, Field, HorizontalFlip, Index, Operation
-from raytrain.driver.first_batch import read_batch
-from raytrain.errors import UserError
+from raytrain.driver.first_batch import dark, read_batch
+from raytrain.errors import BadSample, UserError
 
 
 @dataclass(frozen=True)
@@ -58,3 +58,40 @@ def test_images_that_an_operation_would_cut_off_are_refused() -> None:
         UserError, match=r"ColorJitter cuts images off at 0 and 1, and 'image' goes from -2 to 1, in data"
     ):
         tried(-2.0, jitter)
+
+
+@dataclass(frozen=True)
+class Stored(Data):
+    """Images of uint8 up to a value; one cannot be read."""
+
+    most: int = 255
+    dtype: str = "uint8"
+    broken: bool = False
+
+    def index(self) -> dict[str, Index]:
+        field = Field("image", (3, 4, 4), self.dtype, "image")
+        index = Index(np.arange(20) % 2, ("a", "b"), fields=(field,))
+        return {"train": index, "val": index}
+
+    def read(self, index: Index, samples: np.ndarray) -> dict[str, np.ndarray]:
+        if self.broken:
+            raise BadSample("3.png", "it is empty")
+        return {"image": np.full((len(samples), 3, 4, 4), self.most, self.dtype)}
+
+
+@pytest.mark.parametrize(
+    ("data", "noted"),
+    [
+        (Stored(), False),
+        (Stored(64), False),
+        (Stored(16), True),
+        (Stored(1), True),
+        (Stored(0), False),
+        (Stored(16, dtype="uint16"), False),
+        (Stored(16, broken=True), False),
+    ],
+    ids=str,
+)
+def test_images_that_use_few_values_are_noted(data: Stored, noted: bool) -> None:
+    found = dark(Experiment(MLP(), data), data.index()["train"])
+    assert len(found) == noted and all(f"values from 0 to {data.most} of 255" in note for note in found)
