@@ -106,6 +106,7 @@ def _scored(e: Experiment, task: Supervised, indices: dict[str, Index], output: 
     found = {f"val_{name}": value for name, value in found.items() if math.isfinite(value)}
     first = [task.monitor, *(name for name in found if name != task.monitor)][:_MOST_SHOWN]
     scores = ", ".join(f"{name} {_rounded(found[name]):.4g}" for name in first if name in found)
+    scores += f" and {more} more" if (more := len(found) - _MOST_SHOWN) > 0 else ""
     few = len(val) < len(indices["val"]) or len(train) < len(indices["train"])
     of = f" (of {len(train):,} and {len(val):,} samples)" if few else ""
     note = unknown or task.constant_note(wanted)

@@ -492,6 +492,8 @@ def test_the_baseline_is_what_a_constant_answer_scores() -> None:
     assert planned.baseline.scores["val_accuracy"] == pytest.approx(share) and not planned.baseline.note
     assert f"val_accuracy {share:.4g}," in text and text.endswith(f"by always {'abcd'[best]!r}")
     assert ("baseline", text) in planned.lines()
+    several = replace(e, task=Classification(metrics=(F1(), AUROC(), F1(of=1), F1(of=2))))
+    assert " and 1 more, by always " in plan(several).baseline.line and len(plan(several).baseline.scores) == 6
     one = {split: replace(each, labels=np.zeros_like(each.labels), classes=("a",)) for split, each in index.items()}
     assert "the data has one class, 'a'" in baseline(e, one).note
 
