@@ -177,6 +177,7 @@ def predict(
     *,
     split: str | None = None,
     checkpoint: Literal["best", "last"] = "best",
+    root: Path | str | None = None,
     tta: str | int = "",
     features: bool | str = False,
     folder: Path | str = "",
@@ -187,6 +188,7 @@ def predict(
         run: the run, or its directory or URL.
         paths: image files and folders of them, or one table with the columns of the run's own, but for labels.
         split: the split of the run's own data to predict, in place of paths.
+        root: other data of the same classes, whose split it is.
         tta: as for `evaluate`.
         features: return the input of the model's last layer in place of predictions, or the output of the layer of this
             name.
@@ -206,6 +208,8 @@ def predict(
     if bool(given) == (split is not None):
         what = "predict takes either paths or a split"
         raise errors.UserError(what, "", 'write predict(run, "photos/") or predict(run, split="val")')
+    if root is not None and split is None:
+        raise errors.UserError("root is where the data of a split are", "", 'write predict(run, split="val", root=...)')
     tables = [path for path in given if is_table(path)]
     if tables and len(given) > 1:
         what = f"a table is predicted by itself, and {tables[0]} is not alone"
@@ -216,7 +220,14 @@ def predict(
         what = "images at a URL are predicted in parts"
         raise errors.UserError(what, "", "use `raytrain predict RUN URL --out FOLDER`")
     return _inference().predict(
-        _opened(run), given, checkpoint, str(tta), split=split, features=layer, folder=str(folder)
+        _opened(run),
+        given,
+        checkpoint,
+        str(tta),
+        split=split,
+        root=None if root is None else str(root),
+        features=layer,
+        folder=str(folder),
     )
 
 

@@ -29,6 +29,7 @@ def predict(wanted: Prediction) -> int:
             wanted.checkpoint,
             wanted.tta,
             split=wanted.split,
+            root=wanted.root,
             features=wanted.features,
             folder=wanted.folder,
             follow=bar.follow,

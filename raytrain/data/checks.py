@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -336,3 +338,15 @@ def same_data(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
     if before.keys() != now.keys():
         return False
     return all(now[split] == one or now[split].startswith(f"{one}-") for split, one in before.items())
+
+
+@contextlib.contextmanager
+def perhaps_moved(data: Data, how: str) -> Iterator[None]:
+    """Say what to do where a run's data are no longer in their place on this machine."""
+    try:
+        yield
+    except errors.UserError as error:
+        root = str(getattr(data, "root", ""))
+        if not root or "://" in root or "*" in root or os.path.lexists(os.path.expanduser(root)):
+            raise
+        raise errors.UserError(error.what, error.where, how) from None

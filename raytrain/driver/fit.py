@@ -16,7 +16,7 @@ from pathlib import Path
 from raytrain import config, errors
 from raytrain.checkpoint import location, remote
 from raytrain.data.blocks import Bad
-from raytrain.data.checks import same_data
+from raytrain.data.checks import perhaps_moved, same_data
 from raytrain.driver import plan, resumption, teacher_check
 from raytrain.driver.blame import failed_here
 from raytrain.driver.correction import Correction
@@ -120,7 +120,8 @@ def resume(
             observer.catch_up(RunInfo(run.path, run.where, run.experiment), run.summary)
         value = checked(run, value, correction)
         with Session(options.address, options.verbose) as session:
-            planned = plan.make(value, session.resources, run.where, resumed=True)
+            with perhaps_moved(value.data, "if the data have moved, give their place now: --data.root PLACE"):
+                planned = plan.make(value, session.resources, run.where, resumed=True)
             began_with = run.environment
             prints = {split: index.fingerprint() for split, index in planned.indices.items()}
             if not same_data(began_with["data_fingerprint"], prints):

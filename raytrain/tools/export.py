@@ -20,11 +20,11 @@ from safetensors.torch import save
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from raytrain import config, errors
+from raytrain import errors
 from raytrain.checkpoint.layout import load_state
 from raytrain.data import Field, Index
 from raytrain.data.batch import Batch
-from raytrain.data.checks import checked_indices
+from raytrain.data.checks import perhaps_moved
 from raytrain.data.prepare import Prepare
 from raytrain.data.reader import Direct, Epoch
 from raytrain.data.transforms import Normalise, center_crop
@@ -33,6 +33,7 @@ from raytrain.run.exported import METADATA
 from raytrain.run.run import Run
 from raytrain.tasks.task import Task
 from raytrain.tools.inference import check_input
+from raytrain.tools.listing import at_root
 from raytrain.tools.output import WEIGHTS, check_onnx, check_output, write_file
 from raytrain.user_code.places import line_of, place
 
@@ -162,10 +163,9 @@ def export(run: Run, file: Path, which: str = "best") -> Parity | None:
 
 def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parity:
     """Trace, compare and write."""
-    data = run.experiment.data
-    if getattr(data, "download", False):  # it was for training
-        data = config.replace(data, "download", False)
-    index = checked_indices(data)["val"]
+    with perhaps_moved(run.experiment.data, "a program is compared on the run's data: put them back, or write .pth"):
+        data, indices = at_root(run, None)
+    index = indices["val"]
     check_input(data, index, run.checkpoint(which))
     prepare, path = Prepare(data, index), run.checkpoint(which)
     stored, expected = _expected(run, index, prepare, model)

@@ -18,7 +18,6 @@ from raytrain.checkpoint.layout import load_state
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.batch import Batch
 from raytrain.data.blocks import Arrays
-from raytrain.data.checks import checked_indices
 from raytrain.data.loader import Loader
 from raytrain.data.manifest import Manifest, is_table
 from raytrain.data.reader import Direct, Epoch
@@ -152,6 +151,7 @@ def predict(
     tta: str = "",
     *,
     split: str | None = None,
+    root: str | None = None,
     features: str | None = None,
     folder: str = "",
     follow: Follow | None = None,
@@ -161,6 +161,7 @@ def predict(
 
     Args:
         paths: files and folders, or one table.
+        root: as for `evaluate`, of a split.
         folder: what paths in the table are relative to; by default the run's `data.folder`, or the table's own.
         tta: as for `evaluate`.
         features: return features in place of predictions: those before the model's head (an empty string), or the
@@ -182,7 +183,7 @@ def predict(
     check_task(run, state, images=split is None and not table, features=features, tta=tta)
     classes = tuple(state["classes"])
     if split is not None or table:
-        data, index = _split(run, split, which) if split is not None else _rows(run, paths[0], folder, which)
+        data, index = _split(run, root, split, which) if split is not None else _rows(run, paths[0], folder, which)
         names = index.names(np.arange(len(index)))
         reader = _Followed(data, index, follow)
     else:
@@ -243,14 +244,13 @@ def find_layer(run: Run, model: nn.Module, state: Mapping[str, Any], name: str) 
     return find(run.experiment.model, model, blank_input(state), name)
 
 
-def _split(run: Run, split: str, which: str) -> tuple[Data, Index]:
-    """Return the run's data, and its samples of a split.
+def _split(run: Run, root: str | None, split: str, which: str) -> tuple[Data, Index]:
+    """Return the run's data, or others, and their samples of a split.
 
     Raises:
         UserError: they are not there, or do not fit the model.
     """
-    data = run.experiment.data
-    indices = checked_indices(data)
+    data, indices = at_root(run, root)
     if split not in indices:
         raise _no_split(split, indices, place_of(data))
     index = indices[split]

@@ -17,7 +17,7 @@ from raytrain import config, errors
 from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
-from raytrain.data.checks import checked_indices, same_data
+from raytrain.data.checks import checked_indices, perhaps_moved, same_data
 from raytrain.data.hold_out import for_evaluation
 from raytrain.data.image_files import EXTENSIONS, OTHER_KINDS
 from raytrain.data.shards import FORMAT, MANIFEST
@@ -135,7 +135,8 @@ def at_root(run: Run, root: str | None) -> tuple[Data, dict[str, Index]]:
     if getattr(data, "download", False):  # that was for training; a wrong root must not be filled
         data = config.replace(data, "download", False)
     if root is None:
-        return data, checked_indices(data)
+        with perhaps_moved(data, "if the data have moved, give their place now: --data.root PLACE"):
+            return data, checked_indices(data)
     if not hasattr(data, "root"):
         raise errors.UserError("the run's data has no root to replace", place_of(data), "leave root out")
     data = config.replace(data, "root", root)

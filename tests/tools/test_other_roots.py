@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import make_run
+from helpers.commands import fails, make_run, succeeds, without_ray
 from PIL import Image
 
+import raytrain
 from raytrain import CNN, Data, Experiment, Folds, ImageFolder, Manifest, MaskFolder, Run, UserError
 from raytrain.data.checks import checked_indices
 from raytrain.tools import inference
 from raytrain.tools.listing import at_root
 
+__all__ = ["without_ray"]
+
+pytestmark = pytest.mark.usefixtures("without_ray")
 COUNT = 10
 """Images of each class."""
 GREY: dict[str, Any] = {"channels": 1, "mean": (0.5,), "std": (0.5,)}
@@ -113,3 +117,19 @@ def test_masks_without_splits_are_whole(tmp_path: Path) -> None:
     data = MaskFolder(str(tmp_path / "own"), 8, **GREY)
     run: Any = SimpleNamespace(experiment=Experiment(CNN(), data), environment=known(data))
     assert [len(at_root(run, place)[1]["val"]) for place in (None, data.root, str(tmp_path / "other"))] == [2, 2, COUNT]
+
+
+def test_data_that_have_moved_are_told_by_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path / "run", ImageFolder(str(folder(tmp_path / "images")), 8, **GREY))
+    (tmp_path / "images").rename(tmp_path / "moved")
+    there = ("--data.root", tmp_path / "moved")
+    for command in (("evaluate", run.path), ("predict", run.path, "--split", "val")):
+        said = fails(capsys, *command)
+        assert f"no such folder, {tmp_path}/images; if the data have moved, give their place now: --data.root" in said
+        assert succeeds(capsys, *command, *there)
+    assert "or write .pth" in fails(capsys, "export", run.path, tmp_path / "m.pt2")
+    assert "--data.root is that of a --split" in fails(capsys, "predict", run.path, tmp_path / "moved", *there)
+    other = folder(tmp_path / "other", seed=1)
+    assert len(raytrain.predict(run, split="val", root=other)) == 2 * COUNT
+    with pytest.raises(UserError, match="root is where the data of a split are"):
+        raytrain.predict(run, other, root=other)

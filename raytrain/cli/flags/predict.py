@@ -12,6 +12,7 @@ from raytrain import errors
 from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import check_run_first
 from raytrain.cli.flags.parsing import FLAT, RUN, parse
+from raytrain.cli.flags.tools import OtherData
 from raytrain.data.manifest import is_table
 from raytrain.tools.batch_settings import Settings, in_parts
 from raytrain.tools.output import FEATURES, PREDICTIONS, check_output
@@ -28,6 +29,7 @@ class Prediction:
         checkpoint: best or last.
         tta: test-time augmentation, as for `inference.predict`.
         split: the split to predict in place of images.
+        root: where its data are, if not in the run's own place.
         features: the layer whose features are wanted, an empty string for the head's input; None for predictions.
         folder: that of a table's images.
         spread: how a result in parts is computed.
@@ -39,6 +41,7 @@ class Prediction:
     checkpoint: str
     tta: str
     split: str | None
+    root: str | None
     features: str | None
     folder: str
     spread: Settings
@@ -60,6 +63,7 @@ def predict(arguments: list[str]) -> tuple[Prediction]:
         out: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
         split: Literal["train", "val", "test"] | None = None,
+        data: OtherData = OtherData(),
         tta: str = "",
         features: bool = False,
         layer: str = "",
@@ -83,11 +87,13 @@ def predict(arguments: list[str]) -> tuple[Prediction]:
             folder: What paths in a table are relative to; by default the run's data.folder, or the table's own.
         """
         wanted = layer if features else None
-        return layer, Prediction(run, paths, out, checkpoint, tta, split, wanted, folder, spread)
+        return layer, Prediction(run, paths, out, checkpoint, tta, split, data.root, wanted, folder, spread)
 
     layer, wanted = parse(command, arguments, "raytrain predict")
     check_run_first("predict", wanted.run, wanted.images)
     table = _table(wanted)
+    if wanted.root is not None and not wanted.split:
+        raise errors.bad_flag("--data.root is that of a --split", "raytrain predict")
     if layer and wanted.features is None:
         raise errors.bad_flag("--layer needs --features", "raytrain predict")
     if wanted.in_parts:

@@ -21,7 +21,7 @@ from raytrain.tools.output import PLOTS, WEIGHTS, check_onnx, check_output
 
 @dataclass(frozen=True)
 class OtherData:
-    """What to evaluate on."""
+    """What to evaluate or predict."""
 
     root: str | None = None
     """Other data of the same classes, in the layout of the run's data."""
