@@ -150,6 +150,7 @@ def evaluate(
     split: str = "val",
     checkpoint: Literal["best", "last"] = "best",
     tta: str | int = "",
+    by: str = "",
 ) -> dict[str, Any]:
     """Evaluate a run on every sample of a split, as `raytrain evaluate` does, in this process.
 
@@ -159,16 +160,18 @@ def evaluate(
         split: train, val or test.
         tta: average the probabilities of an image and its mirror image ("flip"), or of this many views of it by the
             run's augmentation.
+        by: a column of the data, such as the site of each image.
 
     Returns:
         The task's metrics by name, `count`, and what the task has besides: `confusion`, int [classes, classes] as lists
-        with a row for each label, and `per_class`.
+        with a row for each label, and `per_class`; with `by` also `groups`, the metrics and count of each value.
 
     Raises:
         UserError: the data or the checkpoint is not there, or the data does not suit the model.
     """
-    _check_texts(split=split, checkpoint=checkpoint)
-    return _inference().evaluate(_opened(run), None if root is None else str(root), split, checkpoint, str(tta))
+    _check_texts(split=split, checkpoint=checkpoint, by=by)
+    root = None if root is None else str(root)
+    return _inference().evaluate(_opened(run), root, split, checkpoint, str(tta), by=by)
 
 
 def predict(

@@ -43,10 +43,10 @@ def batch(
         batch_report.show(found, value, following)
 
 
-def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, as_json: bool) -> None:
+def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, by: str, as_json: bool) -> None:
     """Evaluate a checkpoint and print its metrics."""
     with aside_where(as_json), Bar("evaluate", shown=not as_json) as bar:
-        result = inference.evaluate(run, root, split, which, tta, follow=bar.follow)
+        result = inference.evaluate(run, root, split, which, tta, by=by, follow=bar.follow)
     if as_json:
         print(json.dumps(columns.for_json(result)))
     else:

@@ -315,10 +315,21 @@ def show_evaluation(result: dict[str, Any], where: str) -> None:
         facts.append(("skipped", errors.listed(skipped, 3)))
     show_facts(terminal(), f"{result['checkpoint']} on {result['split']}, of {where}", facts)
     _show_classes(result.get("per_class", []))
+    _show_groups(result.get("groups", {}))
 
 
 def _word(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value))
+
+
+def _show_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a table of groups; of many, the largest."""
+    if not groups:
+        return
+    largest = sorted(groups, key=lambda name: -groups[name]["count"])[:_MOST_CLASSES]
+    _show_table([{"group": name, **groups[name]} for name in groups if name in largest])
+    if len(largest) < len(groups):
+        show(terminal(), "  ", f"and {len(groups) - len(largest)} smaller groups, which --json prints")
 
 
 def _show_classes(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -328,13 +339,17 @@ def _show_classes(rows: Sequence[Mapping[str, Any]]) -> None:
     shown = list(rows)
     if len(rows) > _MOST_CLASSES and all("f1" in row for row in rows):
         shown = sorted(rows, key=lambda row: row["f1"])[:_MOST_CLASSES]
-    names = list(dict.fromkeys(name for row in shown for name in row))  # a task of the user's may leave some out
-    table = [names, *([_word(row.get(name, "")) for name in names] for row in shown)]
+    _show_table(shown)
+    if len(shown) < len(rows):
+        show(terminal(), "  ", f"and {len(rows) - len(shown)} classes with a higher f1, which --json prints")
+
+
+def _show_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))  # a task of the user's may leave some out
+    table = [names, *([_word(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     for number, line in enumerate(table):
         cells = (
             cell(text, width, left=not place) for place, (text, width) in enumerate(zip(line, widths, strict=True))
         )
         terminal().print(Text("  " + "  ".join(cells), style="" if number else "bold"))
-    if len(shown) < len(rows):
-        show(terminal(), "  ", f"and {len(rows) - len(shown)} classes with a higher f1, which --json prints")

@@ -26,6 +26,7 @@ from raytrain.run.run import Run
 from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 from raytrain.tools.features import Layer, find
+from raytrain.tools.groups import Groups, with_column
 from raytrain.tools.listing import at_root, images_at, place_of, rows_of
 from raytrain.tools.predictor import Predictor
 from raytrain.tools.views import Views, averaged, check_tta
@@ -47,6 +48,7 @@ def evaluate(
     which: str = "best",
     tta: str = "",
     *,
+    by: str = "",
     watch: Callable[[torch.Tensor, Batch], None] | None = None,
     follow: Follow | None = None,
 ) -> dict[str, Any]:
@@ -57,27 +59,27 @@ def evaluate(
         split: train, val or test.
         which: best or last.
         tta: test-time augmentation: `flip`, or the number of views of each image whose answers are averaged.
+        by: a column of the data, for each of whose values the metrics are given besides.
         watch: called with the model's outputs [n, ...] for each batch, and the batch, if the run's task is a Supervised
             one that evaluates in the usual way.
         follow: called after each batch.
 
     Returns:
         The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated;
-        `baseline`, what a constant answer scores on the run's own validation split, where the run's summary has it.
+        `baseline`, what a constant answer scores on the run's own validation split, where the run's summary has it;
+        `groups`, the metrics and the count of each value of `by`.
 
     Raises:
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
             have another shape or dtype than those that the model was trained on.
     """
-    e, (data, indices) = run.experiment, at_root(run, root)
-    if split not in indices:
-        raise _no_split(split, indices, place_of(data))
-    index, path = indices[split], run.checkpoint(which)
+    (data, index), path = _split(run, root, split, which), run.checkpoint(which)
     classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
         raise _other_classes(classes, index.classes, place_of(data))
-    check_input(data, index, path)
-    e = e.bound(index)
+    index = with_column(data, index, by) if by else index
+    e = run.experiment.bound(index)
+    groups = Groups(e.task, index.columns[by]) if by else None
     views, on = check_tta(tta, e, index.input.kind), device()
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     reader = _Followed(data, index, follow)
@@ -88,13 +90,15 @@ def evaluate(
         loader.prepare = Views(loader.prepare, tta, views, e.seed, task)
         task, model = averaged(task, model, index, layout)
     strategy = Strategy(model, RankContext(0, 1, on))
-    task = _Watched(task, watch) if watch and type(task).sums is Supervised.sums else task
+    watches = [one for one in (watch, groups and groups.add) if one]
+    task = _Watched(task, watches) if watches and type(task).sums is Supervised.sums else task
     sums = add_up(task, strategy, loader, Precision(e.precision, on), e.micro_batch).reduce(on)
     facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
     count = int(sums["count"]) if "count" in sums else len(index)
     result = e.task.results(sums)
     base = _baseline(run, result) if root is None and split == "val" else {}
-    return {**result, "count": count, **facts, **base, **_by_class(e.task, sums, classes)}
+    parted = {"groups": groups.results(on)} if groups else {}
+    return {**result, "count": count, **facts, **base, **_by_class(e.task, sums, classes), **parted}
 
 
 def _baseline(run: Run, result: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -133,13 +137,14 @@ class _Followed(Direct):
 class _Watched(Task):
     """A task whose outputs someone looks at."""
 
-    def __init__(self, task: Task, watch: Callable[[torch.Tensor, Batch], None]):
-        vars(self).update(task=task, watch=watch)  # a task is frozen
+    def __init__(self, task: Task, watches: Sequence[Callable[[torch.Tensor, Batch], None]]):
+        vars(self).update(task=task, watches=watches)  # a task is frozen
 
     def sums(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Return the task's sums, after one forward pass."""
         outputs = vars(self)["task"].forward(model, batch)
-        vars(self)["watch"](outputs, batch)
+        for watch in vars(self)["watches"]:
+            watch(outputs, batch)
         return vars(self)["task"].compare(outputs, batch)
 
 

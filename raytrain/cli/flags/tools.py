@@ -117,9 +117,9 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
     return value, search, source, as_json, ["raytrain", "train", path, *given]
 
 
-def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool]:
-    """Return the run, another data root, the split, the checkpoint, test-time augmentation, and whether JSON is
-    wanted."""
+def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, str, bool]:
+    """Return the run, another data root, the split, the checkpoint, test-time augmentation, the column of groups, and
+    whether JSON is wanted."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
@@ -127,6 +127,7 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool
         split: Literal["train", "val", "test"] = "val",
         checkpoint: Literal["best", "last"] = "best",
         tta: str = "",
+        by: str = "",
         json: bool = False,
     ) -> tuple:
         """Evaluate a checkpoint on every sample of a split.
@@ -136,9 +137,10 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, bool
             checkpoint: The checkpoint to load.
             tta: Average the answers to an image and its mirror image (flip), or to this many views of it by the
                 run's augmentation.
+            by: A column of the data, such as the site of each image: print the metrics of each of its values besides.
             json: Print one JSON object.
         """
-        return run, data.root, split, checkpoint, tta, json
+        return run, data.root, split, checkpoint, tta, by, json
 
     path, *others = parse(command, arguments, "raytrain evaluate")
     return Run(path), *others

@@ -1,0 +1,68 @@
+"""The metrics of groups of samples, such as those of a site, from the outputs of one evaluation."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+from raytrain import errors
+from raytrain.data import Data, Index, Manifest
+from raytrain.data.batch import Batch
+from raytrain.data.checks import checked_indices
+from raytrain.tasks.metrics import Sums
+from raytrain.tasks.supervised import Supervised
+from raytrain.tasks.task import Task
+
+
+def with_column(data: Data, index: Index, column: str) -> Index:
+    """Return the index of a split with a column; of a table also one that the experiment does not name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if column in index.columns:
+        return index
+    if isinstance(data, Manifest):
+        more = copy(data)
+        vars(more)["columns"] = (*data.columns, column)  # all else of it stays, such as what it is read for
+        return checked_indices(more)[index.split]
+    how = errors.nearest(column, index.columns)
+    how += f"there are {', '.join(index.columns)}" if index.columns else "only tables and sources of your own have some"
+    raise errors.UserError(f"the data has no column {column!r}", "in --by", how)
+
+
+class Groups:
+    """Adds up the sums of each group, batch by batch: see `inference.evaluate`, argument `watch`.
+
+    Args:
+        task: one that evaluates in the usual way.
+        values: the group of each sample of the split, [n].
+
+    Raises:
+        UserError: the task evaluates in a way of its own.
+    """
+
+    def __init__(self, task: Task, values: np.ndarray):
+        if not isinstance(task, Supervised) or type(task).sums is not Supervised.sums:
+            what = f"--by needs the outputs of the model, and {type(task).__name__} has `sums` of its own"
+            raise errors.UserError(what, "in task", "derive it from Supervised, or leave --by out")
+        self.task = task
+        self.names, self._group = np.unique(values, return_inverse=True)
+        self._sums = [Sums() for _ in self.names]
+
+    def add(self, outputs: torch.Tensor, batch: Batch) -> None:
+        """Add a batch's samples."""
+        of = self._group[batch.ids]
+        for group in np.unique(of):
+            rows = np.flatnonzero(of == group)
+            places = torch.from_numpy(rows).to(outputs.device)
+            part = Batch({name: array[places] for name, array in batch.arrays.items()}, batch.ids[rows])
+            self._sums[group].add(self.task.compare(outputs[places], part))
+
+    def results(self, device: torch.device) -> dict[str, dict[str, Any]]:
+        """Return the metrics and `count` of each group, by its value; without those whose samples were all skipped."""
+        added = zip(self.names.tolist(), (one.reduce(device) for one in self._sums), strict=True)
+        return {str(name): {**self.task.results(sums), "count": int(sums["count"])} for name, sums in added if sums}
