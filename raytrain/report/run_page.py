@@ -20,6 +20,7 @@ from raytrain.report.progress import Bar
 from raytrain.report.run_curves import Rows, charts
 from raytrain.report.trials import cut, number
 from raytrain.run.run import Run
+from raytrain.tasks.supervised import Supervised
 from raytrain.tools import inference
 from raytrain.tools.output import write_file
 
@@ -82,7 +83,7 @@ def single(run: Run, limit: float | None = run_evaluation.QUICK, follow: inferen
     found = run_evaluation.sections_of(run, _command(run), limit, follow)
     times = run_time.section(rows.validations, run.experiment, str(summary.get("device")))
     parts = [
-        ("curves", "Curves", charts([rows]) + _validations(rows)),
+        ("curves", "Curves", charts([rows]) + _losses(run) + _validations(rows)),
         *([("time", "Time spent", times)] if times else []),
         ("experiment", "What was run", _experiment(run)),
         *found,
@@ -164,6 +165,18 @@ def _fact(key: str, value: Any) -> Any:
     if key == "seconds":
         return f"{figure:.1f} s" if figure < 60 else clock(figure)
     return f"{figure:,.0f}" if key == "samples_per_second" else value
+
+
+def _losses(run: Run) -> str:
+    """Return a line where training has another loss than validation, so that their curves cannot be compared."""
+    task = run.experiment.task
+    fields = ("class_weights", "label_smoothing", "focal_gamma", "pos_weight", "teacher")
+    weighed = run.experiment.data.augment.mixes or any(getattr(task, name, None) for name in fields)
+    own = isinstance(task, Supervised) and not type(task).training_loss.__module__.startswith("raytrain.")
+    if not weighed and not own:
+        return ""
+    why = "another function" if own else "with weights, smoothing, mixed images or a teacher"
+    return f"<p class='muted'>The training loss is not that of validation: it is {why}.</p>"
 
 
 def _validations(rows: Rows) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytrain import MNIST, SGD, Cosine, Run, cli, errors
+from raytrain import MNIST, SGD, Augment, Classification, Cosine, Run, cli, errors
 from raytrain.report import html, run_evaluation, run_page
 from raytrain.report.run_curves import Rows, charts
 from tests.helpers.pages import BASE, HOSTILE, Page, a_run
@@ -163,3 +163,11 @@ def test_texts_and_curves_have_contrast(theme: dict[str, str], curves: tuple[str
     texts = [theme[name] for name in ("ink", "muted", "link", "good", "warn")]
     for colour in (*texts, *curves):
         assert min(_contrast(colour, theme["ground"]), _contrast(colour, theme["panel"])) >= 4.5, colour
+
+
+def test_losses_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
+    said = "The training loss is not that of validation"
+    assert said not in run_page.single(a_run(tmp_path / "plain"))
+    mixed = replace(BASE.data, augment=Augment(mixup=0.2))
+    for number, change in enumerate(({"task": Classification(label_smoothing=0.1)}, {"data": mixed})):
+        assert said in run_page.single(a_run(tmp_path / str(number), replace(BASE, **change)))
