@@ -49,8 +49,8 @@ class MultiLabel(Supervised):
     """What the task wants of a sample."""
 
     target: str = ""
-    """The field with a number for each class, 1 if the sample has it and 0 if not: [classes] of any dtype. By default
-    the data's only field besides the input."""
+    """The field with a number for each class, 1 if the sample has it and 0 if not: [classes] of any dtype, or [] for
+    one class. By default the data's only field besides the input."""
     classes: tuple[str, ...] = ()
     """Names of the classes, for predictions and tables; numbers by default."""
     pos_weight: tuple[float, ...] = ()
@@ -71,13 +71,15 @@ class MultiLabel(Supervised):
 
     def wanted(self, batch: Batch) -> torch.Tensor:
         """Return the targets, float32 [n, classes]."""
-        return target_of(batch, self.target).float()
+        wanted = target_of(batch, self.target).float()
+        return wanted[:, None] if wanted.ndim == 1 else wanted
 
     def fitted(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Check that outputs and targets have the same shape."""
         if outputs.shape != wanted.shape:
             what = f"the model gives {list(outputs.shape)} and the targets are {list(wanted.shape)}"
-            raise errors.UserError(what, "in task", f"let the model end in {wanted.shape[-1]} outputs")
+            count = wanted.shape[-1]
+            raise errors.UserError(what, "in task", f"let the model end in {count} output{'s' * (count != 1)}")
         return outputs
 
     def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -134,11 +136,12 @@ class MultiLabel(Supervised):
         """Check that there is a field with a number for each class, and a name and a weight for each, where given."""
         name = only_target(index, self.target, type(self).__name__)
         shape = next(field.shape for field in index.fields if field.name == name)
-        if len(shape) != 1:
+        if len(shape) > 1:
             what = f"the targets of {type(self).__name__} must be [classes], got {list(shape)} for {name!r}"
             raise errors.UserError(what, "in task.target", "declare a Field with a number for each class")
-        counts.check_weights("classes", self.classes, shape[0])
+        classes = shape[0] if shape else 1
+        counts.check_weights("classes", self.classes, classes)
         if len(self.pos_weight) != 1:
-            counts.check_weights("pos_weight", self.pos_weight, shape[0])
+            counts.check_weights("pos_weight", self.pos_weight, classes)
         for metric in self.metrics:
-            metric.check_classes(shape[0])
+            metric.check_classes(classes)

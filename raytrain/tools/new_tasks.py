@@ -78,7 +78,7 @@ def predicted(data: FileImages, train: Index, model: str) -> Task:
         notes = _separators(data, train.classes)
         return Task(several, comments, model, optimizer, "MultiLabel()", notes=notes)
     names = data.target if len(data.target) == count else [f"{data.target[0]} {number}" for number in range(count)]
-    if count > 1 and np.isin(values, (0, 1)).all():
+    if np.isin(values, (0, 1)).all():
         task = f"MultiLabel(classes={code(data.target)})" if len(data.target) == count else "MultiLabel()"
         comments = [*_counted(names, values), *weights]
         return Task(several, comments, with_outputs, optimizer, task)

@@ -26,6 +26,7 @@ class Scenes(Data):
             "tags": Field("tags", (5,), "uint8"),
             "sizes": Field("sizes", (2,), "float64"),
             "size": Field("size", (), "float32"),
+            "tag": Field("tag", (), "uint8"),
         }
         fields = (Field("image", (1, SIDE, SIDE), kind="image"), *(known[name] for name in self.wanted.split()))
         found = {}
@@ -47,6 +48,7 @@ class Scenes(Data):
                 "tags": image[0, 0, :5] > 100,
                 "sizes": image[0, :2].mean(1) / 100,
                 "size": image.mean() / 100,
+                "tag": image[0, 0, 0] > 100,
             }
             for name, array in found.items():
                 array[place] = all_[name]

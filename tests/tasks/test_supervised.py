@@ -87,6 +87,10 @@ def focused(output: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tens
 TASKS: dict[str, tuple[Experiment, Callable[..., torch.Tensor]]] = {
     "masks": (experiment(Segmentation(class_weights=WEIGHTS), "mask", CLASSES, True), of_masks),
     "tags": (experiment(MultiLabel(pos_weight=POSITIVE), "tags", 5), of_tags),
+    "tag": (
+        experiment(MultiLabel(metrics=(F1(of=0), AUROC())), "tag", 1),
+        lambda output, arrays: nn.BCEWithLogitsLoss()(output[:, 0], arrays["tag"].float()),
+    ),
     "sizes": (
         experiment(Regression(target="sizes"), "sizes size", 2),
         lambda output, arrays: nn.MSELoss()(output, arrays["sizes"].float()),
@@ -323,7 +327,12 @@ def plan(e: Experiment, resumed: bool = False) -> Any:
             r"names must have 2, one for each number of the target, got 3, in task; name each number",
         ),
         (experiment(MultiLabel(), "tags", 4), r"the model gives \[2, 4\] and the targets are \[2, 5\]"),
-        (experiment(MultiLabel(), "size", 1), r"the targets of MultiLabel must be \[classes\], got \[\] for 'size'"),
+        (
+            experiment(MultiLabel(), "mask", 4),
+            r"the targets of MultiLabel must be \[classes\], got \[6, 6\] for 'mask'",
+        ),
+        (experiment(MultiLabel(), "tag", 2), r"the model gives \[2, 2\] and .* \[2, 1\], in task; .* in 1 output$"),
+        (experiment(MultiLabel(classes=("x", "y")), "tag", 1), r"classes must have .* 1 classes, got 2"),
         (experiment(MultiLabel(pos_weight=(1.0, 2.0)), "tags", 5), r"pos_weight must have .* 5 classes, got 2"),
         (experiment(MultiLabel(classes=("x",)), "tags", 5), r"classes must have .* 5 classes, got 1"),
         (experiment(Distillation(), "mask", 4), r"Distillation needs a teacher, in task.teacher"),

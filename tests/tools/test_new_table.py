@@ -131,6 +131,11 @@ def test_numbers_are_described_and_columns_of_0_and_1_are_classes(photos: Path, 
     assert "# Training images of each class: 'haze' " in (photos / "a.py").read_text()
     said = succeeds(capsys, "train", photos / "a.py", "--dry_run", "--scaling.workers", 0)
     assert "always each class's share" in said
+    succeeds(capsys, "new", table, "--target", "sun", "--out", photos / "one.py")
+    made = load(photos / "one.py")[0]
+    assert made.task == MultiLabel(classes=("sun",)) and made.model == CNN(channels=(32, 64, 128), outputs=1)
+    said = succeeds(capsys, "train", photos / "one.py", "--dry_run", "--scaling.workers", 0)
+    assert "always each class's share" in said
     succeeds(capsys, "new", table, "--target", "haze", "age", "--out", photos / "b.py")
     made, text = load(photos / "b.py")[0], (photos / "b.py").read_text()
     named = Regression(monitor="val_mae", names=("haze", "age"))
