@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -120,13 +121,14 @@ class Manifest(masks.MaskedImages):
         by_name = self._named_splits(files)
         splits = self._splits(table) if has_split else np.repeat(by_name, counts)
         if self.target:
-            whole = targets.of_numbers(table, self.target, self._image, self._target_name, root)
+            row = partial(self._row, table)
+            whole = targets.of_numbers(table, self.target, self._image, self._target_name, root, row)
         elif self.labels:
             column = table[self.labels] if self.labels in self.columns else table.pop(self.labels)
             whole = targets.of_names(column, self.separator, self._image, root)
         elif self.mask:
             test = splits == _TEST
-            whole = masks.of_rows(self, self._image, table, test)
+            whole = masks.of_rows(self, self._image, table, test, partial(self._row, table))
             splits = np.where(test, -1, splits) if whole.notes else splits
         else:
             train = [has_split or split == _TRAIN for split in by_name]
@@ -197,8 +199,10 @@ class Manifest(masks.MaskedImages):
             raise errors.BadSample(self._file(), reason(error)) from error
 
     def where(self, index: Index, sample: int) -> str:
-        """Return a file's path, or the table and the row, from 0."""
-        return super().where(index, sample) if index.in_files else f"{self._file()}, row {index.rows[sample]}"
+        """Return a file's path, or the table and the row."""
+        if index.in_files:
+            return super().where(index, sample)
+        return f"{self._file()}, {table_columns.row(self._file(), int(index.rows[sample]), None)}"
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look at both ends of each file, as ImageFolder does, and whether its mask is there; bytes in a table are not
@@ -252,6 +256,10 @@ class Manifest(masks.MaskedImages):
         """Return the columns that the index is made of, besides labels and splits."""
         return [*self.columns, *([] if self.bytes else [self.path, *([self.mask] if self.mask else [])])]
 
+    def _row(self, table: dict[str, Any], number: int) -> str:
+        """Return what messages call a row, by its number from 0."""
+        return table_columns.row(self._file(), number, None if self.bytes else table.get(self.path))
+
     def _base(self) -> str:
         if self.folder:
             return self.folder if "://" in self.folder else os.path.expanduser(self.folder)
@@ -282,11 +290,13 @@ class Manifest(masks.MaskedImages):
         known = {name: number for number, names in enumerate(SPLITS.values()) for name in names}
         unknown = [name for name in names if name.strip().lower() not in known]
         if unknown or (codes < 0).any():
-            what = f"unknown split {unknown[0]!r}" if unknown else f"row {int(codes.argmin())} has no split"
+            what = f"{self._row(table, int(codes.argmin()))} has no split in column {self.split!r}"
+            if unknown:
+                what = f"unknown split {unknown[0]!r} in column {self.split!r}"
             # A column without any known split is no column of splits: True and False are not misspelt.
             how = errors.nearest(unknown[0], known) if 0 < len(unknown) < len(names) else ""
             how += "write train, val or test into each row"
-            raise errors.UserError(f"{what} in column {self.split!r}", self._file(), how)
+            raise errors.UserError(what, self._file(), how)
         return np.array([known[name.strip().lower()] for name in names], np.int8)[codes]
 
     def _named_classes(
@@ -303,7 +313,7 @@ class Manifest(masks.MaskedImages):
         column = table[self.label] if self.label in self._kept() else table.pop(self.label)
         test = splits == _TEST
         of_rows = with_pillow().table_labels.of_rows
-        labels, classes, unlabelled = of_rows(column, self.label, files, test, self._file())
+        labels, classes, unlabelled = of_rows(column, self.label, files, test, self._file(), partial(self._row, table))
         notes = (f"{self.root}: no row of test has a label, so test is left out",) if unlabelled else ()
         whole = Index(labels, classes, (self.channels, self.size, self.size), notes=notes)
         return whole, np.where(test, -1, splits) if unlabelled else splits
@@ -343,9 +353,13 @@ class Manifest(masks.MaskedImages):
         for name in self._kept():
             given = table[name] if name in self.columns else tables.spelling.given(table[name])
             if given.null_count:
-                raise errors.UserError(f"column {name!r} has an empty cell", where, "fill it, or remove the row")
+                row = self._row(table, int(given.is_null().to_numpy().argmax()))
+                raise errors.UserError(
+                    f"column {name!r} has an empty cell in {row}", where, "fill it, or remove the row"
+                )
         whole = replace(whole, columns={name: tables.values(table[name]) for name in self.columns})
-        whole = targets.with_inputs(whole, table, self.inputs, where) if self.inputs else whole
+        if self.inputs:
+            whole = targets.with_inputs(whole, table, self.inputs, where, partial(self._row, table))
         if self.bytes:
             return replace(whole, rows=np.arange(len(whole)))
         paths, sizes, times = self._files(table.pop(self.path), folders, self.suffix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,7 +129,9 @@ def check_columns(data: Any) -> None:
         raise errors.UserError(what, "in data.inputs", "leave it out")
 
 
-def of_rows(data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np.ndarray) -> MaskIndex:
+def of_rows(
+    data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np.ndarray, row: Callable[[int], str]
+) -> MaskIndex:
     """Return the index of a table's rows, with square masks as large as their images; with a note if no row of test
     has a mask, and test is left out.
 
@@ -137,6 +139,7 @@ def of_rows(data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np
         data: the source.
         table: the columns; of masks that are files, empty cells are filled in rows that are left out.
         test: whether each row is of test, bool [n].
+        row: gives what messages call a row, by its number from 0.
 
     Raises:
         UserError: another row has an empty cell.
@@ -149,7 +152,7 @@ def of_rows(data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np
     left_out = bool(test.any()) and bool(empty[test].all())
     lacking = empty & ~test if left_out else empty
     if lacking.any():
-        what = f"row {int(lacking.argmax())} has no mask in column {data.mask!r}"
+        what = f"{row(int(lacking.argmax()))} has no mask in column {data.mask!r}"
         raise errors.UserError(what, data.root, "give it one, or remove the row")
     table[data.mask] = paths.fill_null("-")
     notes = (f"{data.root}: no row of test has a mask, so test is left out",) if left_out else ()

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from raytrain import errors
+from raytrain.data import patterns
 
 _BYTES = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary")
 """What Arrow's types of bytes are called."""
@@ -54,6 +55,29 @@ def _missing(data: Any, where: str, schema: Any, name: str, chosen: bool) -> err
     if name == data.path and not data.bytes and images and not chosen:
         how = f"did you mean --data.bytes {images[0]}?"
     return errors.UserError(f"the manifest has no column {name!r}", where, how)
+
+
+def row(where: str, number: int, paths: Any) -> str:
+    """Return what messages call a row, with its image's path: its line where the table is one file of text, and else
+    its number from 1.
+
+    Args:
+        where: the table.
+        number: the row's, from 0.
+        paths: a column of them; None where there is none.
+    """
+    name = where.partition("?")[0].lower()
+    header = name.endswith((".csv", ".tsv"))
+    of_text = header or name.endswith((".jsonl", ".ndjson", ".json"))
+    one_file = "*" not in name and len(patterns.expanded(name)) == 1
+    counted = of_text and one_file
+    found = f"line {number + 1 + header}" if counted else f"row {number + 1}"
+    path = None if paths is None else paths[number].as_py()
+    more = [
+        *([] if counted else ["counted from 1"]),
+        *([errors.one_line(str(path), 80)] if path not in (None, "") else []),
+    ]
+    return found + (f" ({', '.join(more)})" if more else "")
 
 
 def _check_bytes(schema: Any, column: str, which: str, where: str, chosen: bool) -> None:

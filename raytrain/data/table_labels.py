@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ class Table(NamedTuple):
 
 
 def of_rows(
-    column: pa.ChunkedArray, name: str, files: list[Table], test: np.ndarray, where: str
+    column: pa.ChunkedArray, name: str, files: list[Table], test: np.ndarray, where: str, row: Callable[[int], str]
 ) -> tuple[np.ndarray, tuple[str, ...], bool]:
     """Return each row's label, int64 [n], the classes, and whether no row of test has a label; these then have any.
 
@@ -37,6 +38,7 @@ def of_rows(
         name: the column's.
         test: whether each row is of test, bool [n].
         where: the manifest, for messages.
+        row: gives what they call a row, by its number from 0.
 
     Raises:
         UserError: a row of train or val has no label, or the labels or classes are not right.
@@ -48,11 +50,11 @@ def of_rows(
     if unlabelled:
         labels[test] = max(labels.max(), 0)
     if (labels < 0).any():
-        row = int(labels.argmin())
+        first = int(labels.argmin())
         if numbers is not None and known is None and not column.null_count:
-            what, how = f"row {row} has the label {labels[row]} in column {name!r}", "number the classes from 0"
+            what, how = f"{row(first)} has the label {labels[first]} in column {name!r}", "number the classes from 0"
             raise errors.UserError(what, where, f"{how}, write their names, or predict them by --data.target {name}")
-        what = f"row {row} has no label in column {name!r}"
+        what = f"{row(first)} has no label in column {name!r}"
         raise errors.UserError(what, where, "give it one, or remove the row")
     if numbers is None or known is not None:
         return labels, known or tuple(names), unlabelled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,9 @@ class TargetIndex(Index):
         return f"{super().fingerprint()}-{targets.hexdigest()[:16]}"
 
 
-def of_numbers(table: dict[str, Any], columns: tuple[str, ...], image: Field, name: str, where: str) -> TargetIndex:
+def of_numbers(
+    table: dict[str, Any], columns: tuple[str, ...], image: Field, name: str, where: str, row: Callable[[int], str]
+) -> TargetIndex:
     """Return the index of all rows with numbers as targets, float32 [n] or [n, k].
 
     Args:
@@ -40,51 +43,57 @@ def of_numbers(table: dict[str, Any], columns: tuple[str, ...], image: Field, na
         columns: those of numbers, or one of lists of them.
         name: of the field.
         where: what messages call the table.
+        row: gives what they call a row, by its number from 0.
 
     Raises:
         UserError: they are not numbers, or one is missing.
     """
-    targets = _numbers(table, columns, where, "use label for classes")
+    targets = _numbers(table, columns, where, row, "use label for classes")
     fields = (image, Field(name, targets.shape[1:], "float32"))
     return TargetIndex(rows=np.arange(len(targets)), fields=fields, targets=targets)
 
 
-def with_inputs(index: Index, table: dict[str, Any], columns: tuple[str, ...], where: str) -> Index:
+def with_inputs(
+    index: Index, table: dict[str, Any], columns: tuple[str, ...], where: str, row: Callable[[int], str]
+) -> Index:
     """Return the index of all rows with numbers that a model gets besides the image: a further field `inputs`, float32
     [columns], whose values are columns of the index.
 
     Raises:
         UserError: as `of_numbers`.
     """
-    known = {name: _numbers(table, (name,), where, "write 0 and 1") for name in columns}
+    known = {name: _numbers(table, (name,), where, row, "write 0 and 1") for name in columns}
     fields = (*index.fields, Field("inputs", (len(columns),), "float32"))
     return replace(index, shape=None, fields=fields, columns={**known, **index.columns})
 
 
-def _numbers(table: dict[str, Any], columns: tuple[str, ...], where: str, otherwise: str) -> np.ndarray:
+def _numbers(
+    table: dict[str, Any], columns: tuple[str, ...], where: str, row: Callable[[int], str], otherwise: str
+) -> np.ndarray:
     """Return finite numbers, float32 [n] or [n, k].
 
     Raises:
         UserError: they are not numbers, or one is missing.
     """
     found = with_pillow().tables.numbers([table[column] for column in columns])
-    named = f"column {', '.join(map(repr, columns))}"
     if found is None:
-        what = f"{named} must hold numbers, or lists of them that are equally long{_first_text(table, columns)}"
+        wrong = [name for name in columns if with_pillow().tables.numbers([table[name]]) is None] or columns
+        named, text = f"column {', '.join(map(repr, wrong))}", _first_text(table[wrong[0]], row)
+        what = f"{named} must hold numbers, or lists of them that are equally long{text}"
         raise errors.UserError(what, where, f"write numbers such as 1.5, name other columns, or {otherwise}")
-    bad = ~np.isfinite(found).reshape(len(found), -1).all(1)
+    bad = ~np.isfinite(found).reshape(len(found), -1)
     if bad.any():
-        what = f"row {int(bad.argmax())} has no number in {named}"
+        first, place = map(int, np.argwhere(bad)[0])
+        what = f"{row(first)} has no number in column {columns[place if len(columns) > 1 else 0]!r}"
         raise errors.UserError(what, where, "fill it, or remove the row")
     return found
 
 
-def _first_text(table: dict[str, Any], columns: tuple[str, ...]) -> str:
-    """Return ", got TEXT in row N" with the first text that is no number; nothing where the columns have none."""
-    for column in columns:
-        for row, value in enumerate(table[column].to_pylist()):
-            if isinstance(value, str) and not _NUMBER.fullmatch(value):
-                return f", got {errors.one_line(value, 60)!r} in row {row}"
+def _first_text(column: Any, row: Callable[[int], str]) -> str:
+    """Return ", got TEXT in line N" with the first text that is no number; nothing where the column has none."""
+    for number, value in enumerate(column.to_pylist()):
+        if isinstance(value, str) and not _NUMBER.fullmatch(value):
+            return f", got {errors.one_line(value, 60)!r} in {row(number)}"
     return ""
 
 

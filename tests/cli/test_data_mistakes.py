@@ -89,7 +89,7 @@ def test_another_mark_between_columns(capsys: Capture, tmp_path: Path, name: str
 def test_text_among_numbers(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('path,price\n0.png,1e-3\n1.png,"51,7"\n')
     said = fails(capsys, "data", tmp_path / "a.csv", "--data.target", "price")
-    assert "column 'price' must hold numbers" in said and "got '51,7' in row 1" in said
+    assert "column 'price' must hold numbers" in said and "got '51,7' in line 3 (1.png), " in said
 
 
 def test_a_flag_that_is_not_there_suggests_one_that_is(capsys: Capture, images: Path) -> None:

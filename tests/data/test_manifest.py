@@ -87,7 +87,9 @@ def test_hugging_face_parquet(folder: Path, tmp_path: Path):
     image = data.read(train, np.array([7]))[0, :, 0, 0]
     with Image.open(io.BytesIO(cells[train.rows[7]]["bytes"])) as expected:
         assert tuple(image) == expected.getpixel((0, 0))
-    assert data.where(train, 0) == f"{root}, row {train.rows[0]}" and data.cache_entry(train) is None
+    assert (
+        data.where(train, 0) == f"{root}, row {train.rows[0] + 1} (counted from 1)" and data.cache_entry(train) is None
+    )
     with pytest.raises(UserError, match=r"did you mean --data\.bytes image"):
         Manifest(root).index()
 
@@ -97,7 +99,7 @@ def test_bytes_that_are_missing_or_damaged_name_the_row(tmp_path: Path):
     data = Manifest(root, bytes="image", val_fraction=0.5)
     index = data.index()["train"]
     for sample in range(len(index)):
-        with pytest.raises(BadSample, match=f"row {index.rows[sample]}"):
+        with pytest.raises(BadSample, match=f"row {index.rows[sample] + 1} "):
             data.read(index, np.array([sample]))
 
 
@@ -113,8 +115,8 @@ WRONG = [
     ({"labels": ["a", "a"], "path": ["x", "y"]}, "no column 'label'.*did you mean"),
     ({"label": ["a", "a"], "path": ["x", "y"], "split": ["train", "vaal"]}, "unknown split 'vaal'.*did you mean"),
     ({"label": ["a", "a"], "path": ["x", "y"], "split": ["True", "False"]}, "'False' in col[^;]*; write train, val or"),
-    ({"label": ["a", ""], "path": ["x", "y"]}, "row 1 has no label"),
-    ({"label": [0, None], "path": ["x", "y"]}, "row 1 has no label"),
+    ({"label": ["a", ""], "path": ["x", "y"]}, r"(line 3 \(|row 2 \(counted from 1, )y\) has no label"),
+    ({"label": [0, None], "path": ["x", "y"]}, r"(line 3 \(|row 2 \(counted from 1, )y\) has no label"),
     ({"label": [0, 2], "path": ["x", "y"]}, "0 to n - 1 without gaps, got 0, 2|0 to n - 1 without gaps, got 0 and 2"),
     ({"label": ["a", "b"], "path": ["x", "y"]}, "no class has two images"),
     ({"label": ["a", "b"], "path": ["x", "y"], "split": ["val", "val"]}, "no row is in the split train"),
@@ -354,7 +356,7 @@ def test_columns_of_numbers_are_inputs_beside_the_image(folder: Path, tmp_path: 
     root = write(table, tmp_path / f"b.{suffix}")
     for name, message in [
         ("sex", "column 'sex' must hold numbers.*write 0 and 1"),
-        ("none", "row 1 has no number in column 'none'"),
+        ("none", r"(line 3 \(|row 2 \(counted from 1, )train/ant/1.png\) has no number in column 'none'"),
         ("label", "column 'label' is no further input"),
         ("agee", "no column 'agee'.*did you mean age"),
     ]:
@@ -372,7 +374,12 @@ def test_lists_of_numbers_are_targets_and_others_are_refused(folder: Path, tmp_p
     whole = whole.append_column("gap", pa.array([1.0, None] * 6))
     data = Manifest(write(whole, tmp_path / "a.parquet"), size=8, folder=str(folder), target=("tags",))
     assert checked_read(data, data.index()["val"], np.array([2]))["tags"].tolist() == [[1, 0, 1]]
-    for column, message in (("odd", "equally long"), ("who", "must hold numbers"), ("gap", "row 1 has no number")):
+    both = replace(data, target=("weight", "gap"))
+    with pytest.raises(UserError, match=r"row 2 .* has no number in column 'gap', "):
+        both.index()
+    with pytest.raises(UserError, match=r"column 'who' must hold numbers.*, got 'ant' in row 1 "):
+        replace(data, target=("weight", "who")).index()
+    for column, message in (("odd", "equally long"), ("who", "must hold numbers"), ("gap", r"row 2 .* has no number")):
         with pytest.raises(UserError, match=message):
             replace(data, target=(column,)).index()
 

@@ -287,12 +287,14 @@ def test_a_test_split_without_masks_is_left_out(table: Path, tmp_path: Path, kin
     assert any("no row of test has a mask, so test is left out" in note for note in found["train"].notes)
     assert found["train"].fingerprint() == source(write(rows)).index()["train"].fingerprint()
     rows[3]["mask"] = None
-    with pytest.raises(UserError, match=r"row 3 has no mask in column 'mask'.*; give it one, or remove the row"):
+    with pytest.raises(
+        UserError, match=r"line [45] \(images/3.png\) has no mask in column 'mask'.*; give it one, or remove the row"
+    ):
         source(write(rows + bare)).index()
     bare[1]["mask"] = "masks/9.png"
     rows[3]["mask"] = "masks/3.png"
-    with pytest.raises(UserError, match="row 8 has no mask in column 'mask'"):
+    with pytest.raises(UserError, match=r"line \d+ \(images/8.png\) has no mask in column 'mask'"):
         source(write(rows + bare)).index()
     rows[0]["path"] = None if kind == "jsonl" else ""
-    with pytest.raises(UserError, match="column 'path' has an empty cell"):
+    with pytest.raises(UserError, match=r"column 'path' has an empty cell in line [12], "):
         source(write(rows)).index()

@@ -130,7 +130,7 @@ def test_a_split_that_only_late_rows_of_json_lines_have_is_seen(tmp_path: Path) 
     rows: list[dict[str, object]] = [{"path": f"{number}.png", "label": number % 2} for number in range(60_000)]
     rows[-1]["split"] = "val"
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="row 0 has no split"):
+    with pytest.raises(UserError, match=r"line 1 \(0.png\) has no split"):
         Manifest(str(tmp_path / "a.jsonl"), cache="off").index()
 
 
@@ -153,6 +153,6 @@ def test_decimals_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("labels", [[-1, 1, -1, 1], [-1, 0, 1, 0]])
 def test_labels_below_0_are_not_called_missing(labels: list[int], tmp_path: Path) -> None:
     write(pa.table({"path": list("abcd"), "label": labels}), tmp_path / "a.csv")
-    message = "row 0 has the label -1 in column 'label', "
+    message = r"line 2 \(a\) has the label -1 in column 'label', "
     with pytest.raises(UserError, match=message + re.escape(f"{tmp_path}/a.csv; number the classes from 0, write")):
         Manifest(str(tmp_path / "a.csv"), cache="off").index()

@@ -289,14 +289,14 @@ def test_a_table_of_another_system_says_what_to_change(photos: Path, capsys: Cap
         ("--label class --separator ,", "--separator stands between the names of several classes, {}; name their"),
         (
             "--target class",
-            "column 'class' must hold numbers, or lists of them that are equally long, got 'red' in row 0",
+            "must hold numbers, or lists of them that are equally long, got 'red' in line 2 (images/0.png)",
         ),
         (
             "--label age",
             "no class has two images, {}; add rows of the split val, or more images; to predict",
         ),
         ("--label odd", "write their names, or predict the numbers by --target odd"),
-        ("--target n", "row 3 has no number in column 'n', {}; fill it, or remove the row"),
+        ("--target n", "line 5 (images/3.png) has no number in column 'n', {}; fill it, or remove the row"),
         ("--bytes class --label class", "column 'class' is both --bytes and --label"),
         ("--bytes path --label class", "only Parquet and Arrow files hold bytes, {}; leave --bytes out"),
         ("--label class --split age", "unknown split '0.0' in column 'age', {}; "),
