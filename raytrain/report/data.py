@@ -38,6 +38,7 @@ def to_json(found: Description) -> str:
         "source": found.source,
         "samples": found.counts,
         "classes": {name: dict(zip(found.counts, counts, strict=True)) for name, counts in found.classes.items()},
+        "columns": found.columns,
         "ignored_files": found.ignored,
         "bytes": found.bytes,
         "notes": found.notes,
@@ -73,6 +74,10 @@ def _lines(found: Description) -> list[tuple[str, str]]:
     lines += [("note", errors.one_line(note)) for note in found.notes]
     if found.classes:
         lines += _class_lines(found)
+    for name, counts in found.columns.items():
+        of = f" of {counts['values']:,} values are"
+        both = [f"{n:,}{of} in train and in {key.split('_')[-1]}" for key, n in counts.items() if key != "values"]
+        lines.append(("column", f"{errors.one_line(name, 40)}: {', '.join(both)}"))
     part = "all" if found.read == found.count else f"{found.read:,} of {found.count:,}"
     ended = " (the time was over: --seconds)" if found.read < found.wanted else ""
     lines.append(("read", f"{part} samples{ended}; what follows is about these"))

@@ -58,6 +58,8 @@ class Description:
         classes: for each class its samples in each split, in the order of the splits.
         ignored: how many files are no samples.
         bytes: of all files, where they are known.
+        columns: for each column of texts or whole numbers, such as one of patients, how many different ones there are
+            (`values`), and how many are in train and in another split (`train_and_val`, `train_and_test`).
         notes: what the source says of its samples, as the plan shows it.
         wanted: how many samples were to be read.
         read: how many were read before the time was over; all figures below are about these.
@@ -73,6 +75,7 @@ class Description:
     classes: dict[str, list[int]]
     ignored: int
     bytes: int | None
+    columns: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     wanted: int = 0
     read: int = 0
@@ -139,6 +142,7 @@ def describe(data: Data, samples: int, seconds: float) -> tuple[Description, Ima
     counts = {split: len(index) for split, index in indices.items()}
     ignored = sum(len(index.ignored) for index in indices.values())
     found = Description(_named(data), count, counts, _classes(indices), ignored, _bytes(indices))
+    found.columns = _columns(indices)
     found.notes = [*data.notes(), *train.notes]
     sums, digests, sides = [_Sums(one) for one in train.fields], {}, []
     share = min(1.0, samples / count)
@@ -236,6 +240,18 @@ def _classes(indices: dict[str, Index]) -> dict[str, list[int]]:
     labels = [index.labels if index.labels is not None else np.zeros(0, np.int64) for index in indices.values()]
     known = [np.bincount(one, minlength=len(train.classes)) for one in labels]
     return {name: [int(one[label]) for one in known] for label, name in enumerate(train.classes)}
+
+
+def _columns(indices: dict[str, Index]) -> dict[str, dict[str, int]]:
+    """Return `Description.columns`."""
+    found = {}
+    for name, column in indices["train"].columns.items():
+        if column.dtype.kind in "iuU":
+            values = {split: np.unique(index.columns[name]) for split, index in indices.items()}
+            found[name] = {"values": len(np.unique(np.concatenate(list(values.values()))))}
+            for split in list(values)[1:]:
+                found[name][f"train_and_{split}"] = len(np.intersect1d(values["train"], values[split]))
+    return found
 
 
 def _bytes(indices: dict[str, Index]) -> int | None:

@@ -67,6 +67,22 @@ def test_notes_of_the_source_are_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(to_json(found))["notes"] == found.notes and len(found.notes) == 2
 
 
+def test_values_of_a_column_that_are_in_several_splits_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["path,label,patient,weight,split"]
+    for number, (patient, split) in enumerate(zip("abcabdae", ["train"] * 3 + ["val"] * 3 + ["test"] * 2, strict=True)):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,x,{patient},0.5,{split}")
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    command = "data", tmp_path / "a.csv", "--data.columns", "patient", "weight"
+    said = succeeds(capsys, *command)
+    line = "patient: 2 of 5 values are in train and in val, 1 of 5 values are in train and in test"
+    assert line in " ".join(said.split()) and "weight" not in said
+    counts = {"patient": {"values": 5, "train_and_val": 2, "train_and_test": 1}}
+    assert json.loads(succeeds(capsys, *command, "--json"))["columns"] == counts
+
+
 def test_sheet_shows_letters_beyond_ascii(tmp_path: Path) -> None:
     for name in "äßč":
         (tmp_path / name).mkdir()
