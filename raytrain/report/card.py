@@ -28,7 +28,7 @@ from raytrain.tasks.multilabel import MultiLabel
 from raytrain.tasks.regression import Regression
 from raytrain.tasks.segmentation import Segmentation
 from raytrain.tools import inference
-from raytrain.tools.export import Parity
+from raytrain.tools.export import Parity, inputs_of
 
 _MARK = "<!-- a model card of raytrain export -->"
 """The first line: a file without it is not replaced."""
@@ -174,7 +174,10 @@ def _input(facts: _Facts, module: torch.nn.Module, file: Path, fields: Sequence[
     if image:
         rows.append(("preprocessing", _preparation(facts, sample, program)))
     task = experiment.task
-    rows += [(one.name, f"{one.dtype} {_shape(one.shape)}") for one in fields[1:]]
+    columns = inputs_of(experiment.data)
+    for one in fields[1:]:
+        of = f": {', '.join(columns)}" if one.name == "inputs" and columns else ""
+        rows.append((one.name, f"{one.dtype} {_shape(one.shape)}{of}"))
     if task.gives_more:
         rows.append(("forward pass", f"the model gets what {type(task).__name__}.forward gives it"))
         return _table(("", ""), rows)
@@ -194,8 +197,11 @@ def _preparation(facts: _Facts, sample: Sequence[int], program: bool) -> str:
     mean, std = data.normalisation(stored[0])
     scaled = f"divided by {most:g}, " if (most := full_range(facts.dtype)) != 1 else ""
     done = f"the central {sample[1]} x {sample[2]} pixels, {scaled}minus {_numbers(mean)}, over {_numbers(std)}"
-    before = "the central square of an image, resized to" if isinstance(data, Images) and data.decodes else "images of"
-    outside = f"{before} {stored[1]} x {stored[2]} pixels"
+    decodes = isinstance(data, Images) and data.decodes
+    outside = (
+        f"{'the central square of an image, resized to' if decodes else 'images of'} {stored[1]} x {stored[2]} pixels"
+    )
+    outside += " (grey of 16 bits is divided by 257 and rounded)" if decodes else ""
     return f"inside: {done}; outside: {outside}" if program else f"yours: {outside}; {done}"
 
 

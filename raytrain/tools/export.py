@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from raytrain import errors
 from raytrain.checkpoint.layout import load_state
-from raytrain.data import Field, Index
+from raytrain.data import Data, Field, Index, Manifest
 from raytrain.data.batch import Batch
 from raytrain.data.checks import perhaps_moved
 from raytrain.data.prepare import Prepare
@@ -172,7 +172,11 @@ def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parit
     fields = [one for one in index.fields if one.name in stored]
     deployed = Deployed(model, fields, data.input_side, prepare.normalise, run.experiment.task).eval()
     mean, std = data.normalisation(fields[0].shape[0]) if deployed.image else ((), ())
-    inputs = [{"name": one.name, "dtype": one.dtype, "shape": ["batch", *one.shape]} for one in fields]
+    inputs: list[dict[str, Any]] = [
+        {"name": one.name, "dtype": one.dtype, "shape": ["batch", *one.shape]} for one in fields
+    ]
+    if columns := inputs_of(data):
+        inputs = [one | {"columns": list(columns)} if one["name"] == "inputs" else one for one in inputs]
     metadata = {
         "classes": list(run.experiment.task.class_names(tuple(load_state(path)["classes"]))),
         "input": inputs[0],
@@ -193,6 +197,11 @@ def _export_program(run: Run, model: nn.Module, file: Path, which: str) -> Parit
     if parity.holds:
         write_file(file, content)
     return parity
+
+
+def inputs_of(data: Data) -> tuple[str, ...]:
+    """Return the columns of a table that are in the field `inputs`."""
+    return data.inputs if isinstance(data, Manifest) else ()
 
 
 def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,22 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import Ranks, new_run, on_workers, train_rank
-from helpers.scenes import CLASSES, Joining, Small, experiment
+from helpers.scenes import CLASSES, Join, Joining, Small, experiment
+from PIL import Image
 from torch import nn
 
-from raytrain import Batch, Classification, Distillation, Pipeline, Run, UserError, config
+from raytrain import (
+    SGD,
+    Batch,
+    Classification,
+    Distillation,
+    Experiment,
+    Manifest,
+    Pipeline,
+    Run,
+    UserError,
+    config,
+)
 from raytrain.checkpoint import layout
 from raytrain.data.checks import checked_read
 from raytrain.driver.plan import make
@@ -36,6 +49,33 @@ def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = new_run(tmp_path_factory.mktemp("joined") / "run", e)
     ranks.run(1, train_rank, on_workers(e, 1), path)
     return Run(path)
+
+
+@dataclass(frozen=True)
+class OfTable(Classification):
+    """Gives a model the image and two columns of a table."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return model(batch.images, batch["inputs"])
+
+
+def test_an_export_names_the_columns_of_a_table_and_what_becomes_of_16_bits(tmp_path: Path) -> None:
+    lines = ["path,label,age,weight"]
+    for number in range(8):
+        Image.new("L", (6, 6), number).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{'ab'[number % 2]},{number},{number / 2}")
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    data = Manifest(str(tmp_path / "a.csv"), inputs=("age", "weight"), size=6, channels=1)
+    e = Experiment(Join(), data, OfTable(), SGD(lr=0.1), batch_size=2, epochs=1)
+    path = new_run(tmp_path / "run", e)
+    assert train_rank(0, 1, e, path) == "completed"
+    parity = export(Run(path), tmp_path / "m.pt2")
+    found = {"raytrain.json": ""}
+    torch.export.load(tmp_path / "m.pt2", extra_files=found)
+    assert [one.get("columns") for one in json.loads(found["raytrain.json"])["inputs"]] == [None, ["age", "weight"]]
+    text = card.text(Run(path), tmp_path / "m.pt2", "best", parity)
+    assert r"| inputs | float32 \[batch, 2\]: age, weight |" in text
+    assert "resized to 6 x 6 pixels (grey of 16 bits is divided by 257 and rounded)" in text
 
 
 def expected(run: Run) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
