@@ -107,6 +107,9 @@ def _remedy(experiment: Experiment, blank: Batch, classes: int, error: str) -> s
     """Return what to do about a model that cannot take a sample."""
     sample, dtype = _shape(blank), str(blank.input.dtype).removeprefix("torch.")
     more = [name for name in blank.arrays if name != "label"][1:]
+    target = target_of(type(experiment.model))
+    if hasattr(target, "training_step"):
+        return f"{target.__name__} is a LightningModule: give the nn.Module inside it"
     if "required positional argument" in error and not experiment.task.gives_more:
         write = f'write `def forward(self, model, batch): return model(batch.input, batch["{(more or ["NAME"])[0]}"])` '
         return f"{write}in the task" + ("" if more else ", where NAME is a further field of the data")

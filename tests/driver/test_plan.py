@@ -42,6 +42,7 @@ from raytrain import (
     SimpleModel,
     Task,
     TensorParallel,
+    TorchModel,
     Torchvision,
     UserError,
 )
@@ -492,6 +493,23 @@ def test_a_model_that_cannot_be_trained_is_refused_in_one_line(what: str, messag
     with pytest.raises(UserError, match=message) as caught:
         make(model=Odd(what))
     assert "\n" not in str(caught.value)
+
+
+class Lit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        return self.net(batch[0].flatten(1)).sum()
+
+
+def test_a_lightning_module_is_named() -> None:
+    message = (
+        r"cannot take a sample of this data: NotImplementedError.*; Lit is a LightningModule: give the nn.Module in"
+    )
+    with pytest.raises(UserError, match=message):
+        make(model=TorchModel(Lit))
 
 
 class First(nn.Module):
