@@ -43,7 +43,8 @@ def _missing(data: Any, where: str, schema: Any, name: str, chosen: bool) -> err
         wanted = "tabs" if where.lower().endswith(".tsv") else "commas"
         how = f"separate the columns with {wanted} in place of {marks[0]!r}; its first row is {names[0]}"
         return errors.UserError("the manifest has one column", where, how)
-    how = f"{errors.nearest(name, names)}the columns are {errors.listed(names, 12)}"
+    alike = [shown for shown, field in zip(names, schema, strict=True) if _may_be(data, name, str(field.type))]
+    how = f"{errors.nearest(name, alike)}the columns are {errors.listed(names, 12)}"
     if chosen:
         how += "; name them as in the run's own table"
     elif name == data.path:
@@ -55,6 +56,16 @@ def _missing(data: Any, where: str, schema: Any, name: str, chosen: bool) -> err
     if name == data.path and not data.bytes and images and not chosen:
         how = f"did you mean --data.bytes {images[0]}?"
     return errors.UserError(f"the manifest has no column {name!r}", where, how)
+
+
+def _may_be(data: Any, name: str, kind: str) -> bool:
+    """Return whether a column of a type of Arrow may be the one that is wanted as `name`: numbers are no names of
+    classes, and texts no numbers."""
+    if name in data.columns:
+        return True
+    if name in (*data.target, *data.inputs):
+        return "string" not in kind
+    return not kind.startswith(("float", "halffloat", "double", "decimal"))
 
 
 def row(where: str, number: int, paths: Any) -> str:

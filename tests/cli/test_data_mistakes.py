@@ -51,7 +51,7 @@ def images(tmp_path: Path) -> Path:
         ("path='file'", "the manifest has no column 'file', {}; the columns are path, label; name the one"),
         ("label='species'", "{}; the columns are path, label; name the one with the classes by --data.label COLUMN"),
         ("columns=('patient',)", "the manifest has no column 'patient', {}; did you mean path? the columns are"),
-        ("target=('age',)", "the manifest has no column 'age', {}; did you mean label? the columns are"),
+        ("target=('age',)", "the manifest has no column 'age', {}; the columns are path, label"),
     ],
 )
 def test_a_missing_column(
@@ -74,6 +74,14 @@ def test_a_table_whose_images_are_elsewhere(
     said = fails(capsys, "train", file, "--data.folder", tmp_path / "no", *flags, "--out", no_runs)
     assert f"no sample can be read; the first error: No such file or directory, {tmp_path}/no/train/class" in said
     assert "where a table's paths begin (data.folder)" in said
+
+
+def test_numbers_are_not_taken_for_classes(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,age,nodule\n0.png,1.5,0\n1.png,2.5,1\n")
+    said = fails(capsys, "data", tmp_path / "a.csv")
+    assert "a.csv; the columns are path, age, nodule; name the one with the classes by --data.label COLUMN" in said
+    said = fails(capsys, "data", tmp_path / "a.csv", "--data.target", "ages")
+    assert "did you mean age?" in said
 
 
 @pytest.mark.parametrize(
