@@ -55,8 +55,11 @@ def _is_deterministic(experiment: Experiment) -> bool:
 old_argument("deterministic", _convert_deterministic, _is_deterministic)(Experiment)
 
 
-def load(path: Path | str) -> tuple[Experiment, Path | None]:
+def load(path: Path | str, alone: bool = False) -> tuple[Experiment, Path | None]:
     """Read an experiment from a Python file that defines `experiment`, or from a run's experiment.json.
+
+    Args:
+        alone: whether the file may hold no sweep besides, which might be what is meant.
 
     Returns:
         The experiment, and the Python file that it or its classes came from.
@@ -93,7 +96,10 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
         raise not_an_experiment(path, f"its name ends in {path.suffix or 'nothing'}")
     module = execute(path)
     found = getattr(module, "experiment", None)
-    if found is None and type(getattr(module, "sweep", None)).__name__ == "Sweep":
+    with_sweep = type(getattr(module, "sweep", None)).__name__ == "Sweep"
+    if isinstance(found, Experiment) and with_sweep and alone:
+        raise has_both(path)
+    if found is None and with_sweep:
         raise errors.UserError(
             "this file defines a sweep and no experiment", path, f"run it with {errors.command('sweep', path)}"
         )
@@ -102,6 +108,12 @@ def load(path: Path | str) -> tuple[Experiment, Path | None]:
             path, "it defines no `experiment`" if found is None else f"its `experiment` is a {type(found).__name__}"
         )
     return found, path
+
+
+def has_both(path: Path) -> errors.UserError:
+    """Return the error for a file of which it is unclear whether to run its sweep or its experiment."""
+    how = f"{errors.command('sweep', path)} runs the sweep; else give the experiment another name there"
+    return errors.UserError("this file has both a `sweep` and an `experiment`", path, how)
 
 
 def load_with_code(path: Path, file: Path) -> tuple[Experiment, Experiment | None]:

@@ -373,8 +373,7 @@ def is_sweep(path: Path | str) -> bool:
     module = experiment_file.execute(path)
     found = isinstance(getattr(module, "sweep", None), Sweep)
     if found and isinstance(getattr(module, "experiment", None), Experiment):
-        how = "give the experiment another name there, or the sweep a file of its own"
-        raise errors.UserError("this file has both a `sweep` and an `experiment`", path, how)
+        raise experiment_file.has_both(path)
     return found
 
 

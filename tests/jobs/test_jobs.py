@@ -378,7 +378,11 @@ def test_a_sweep_is_submitted_as_one(head: Head, working: Path) -> None:
 def test_file_with_a_sweep_and_an_experiment_is_neither(working: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (working / "both.py").write_text((working / "a sweep.py").read_text() + "\nexperiment = sweep.experiment\n")
     said = fails(capsys, "submit", "both.py", "--address", "http://localhost:1", "--out", "/shared")
-    assert "this file has both a `sweep` and an `experiment`, both.py; give the experiment another name" in said
+    assert (
+        "this file has both a `sweep` and an `experiment`, both.py; `raytrain sweep both.py` runs the sweep; " in said
+    )
+    assert "else give the experiment another name there" in said
+    assert said == fails(capsys, "train", "both.py", "--out", "/shared")
 
 
 @pytest.mark.parametrize("flag", ["first", "last"])

@@ -67,7 +67,7 @@ def parse_training(
         The experiment, the options, and the file that the experiment came from.
     """
     path = arguments[0]
-    value, source = load(path)
+    value, source = load(path, alone=True)
     value, arguments = take_strategy(value, arguments)
 
     def parsed(
