@@ -55,6 +55,13 @@ def test_mistakes_are_one_line(capsys: Capture, no_runs: Path) -> None:
     assert "must come first" in fails(capsys, "folds") and "no such experiment" in fails(capsys, "folds", "nowhere.py")
 
 
+def test_train_points_to_the_command(capsys: Capture) -> None:
+    for flag in (("--folds", 3), ("--folds=3",)):
+        assert f"unknown flag --folds; did you mean `raytrain folds {DIGITS} --folds 3`?" in fails(
+            capsys, "train", DIGITS, *flag
+        )
+
+
 def test_samplers_have_flags_and_mistakes_are_one_line(capsys: Capture, no_runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "exp.py"
     file.write_text(

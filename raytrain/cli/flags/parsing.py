@@ -135,6 +135,10 @@ def _unknown(unknown: list[str], command: Callable, usage: str) -> errors.UserEr
         )
     if path in ("resume", "resume_from_checkpoint", "ckpt_path") and "raytrain resume" not in usage:
         return errors.UserError(f"unknown flag {flag}", "", "go on with a run by `raytrain resume RUN`")
+    if path == "folds" and usage.startswith("raytrain train"):
+        count = value or next(iter(unknown[1:2]), "5")
+        how = f"{usage.replace(' train', ' folds', 1)} --folds {count}"
+        return errors.UserError(f"unknown flag {flag}", "", f"did you mean `{how}`? It trains all folds")
     if path in parts:
         value = value or next((one for one in unknown[1:2] if not one.startswith("-")), "")
         return _no_value(path, value, parts, usage)
