@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from raytrain.checkpoint import location
 from raytrain.data.folds import AXIS
 from raytrain.files import known_json
 from raytrain.report.trials import Results, plain
@@ -27,7 +28,7 @@ def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
         None where the sweep is not one over folds alone.
     """
     results = Results.of(answer)
-    if [axis.path for axis in results.axes] != [AXIS]:
+    if not results.of_folds:
         return None
     found: dict[int, dict[str, Any]] = {}
     for trial in results.trials:
@@ -50,6 +51,15 @@ def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
     return {"folds": len(folds), "monitor": monitor, "missing": missing, "metrics": metrics}
 
 
+def mean_and_std(results: Results) -> tuple[float, float | None] | None:
+    """Return the mean of the first objective over the folds that have a result, and its sample standard deviation, None
+    for one fold; None for a sweep of another kind, or without a result."""
+    values = [trial.goal for trial in results.trials if trial.counts and trial.goal is not None]
+    if not results.of_folds or not values:
+        return None
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
 def write(path: Path, answer: dict[str, Any]) -> None:
     """Write `folds.json`, if the sweep is one over folds; see `summary`.
 
@@ -59,6 +69,25 @@ def write(path: Path, answer: dict[str, Any]) -> None:
     found = summary(path, answer)
     if found is not None:
         write_file(path / "folds.json", (json.dumps(found, indent=2) + "\n").encode())
+
+
+def following(path: Path, where: str, results: Results) -> list[tuple[str, ...]]:
+    """Return the commands that train on the splits of the source, without folds, and that evaluate a fold.
+
+    Args:
+        path: the sweep's directory.
+        where: what commands call it.
+        results: some of them have a result.
+    """
+    first = next(trial.number for trial in results.trials if trial.counts)
+    experiment = str(record.folder(path, first) / "experiment.json")  # `train` reads files
+    run = location.join(where, f"trials/{first:04d}")
+    if not location.is_url(where):
+        experiment = f"{run}/experiment.json"
+    return [
+        ("raytrain", "train", experiment, "--data.folds.count", "0", "--data.folds.fold", "0"),
+        ("raytrain", "evaluate", run),
+    ]
 
 
 def lines(path: Path, answer: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from raytrain import files
+from raytrain.report import folds
 from raytrain.report.layout import cell, columns
 from raytrain.report.trials import Results, number, plain
 from raytrain.run.lock import held
@@ -41,7 +42,8 @@ class Found:
         trials: number of trials of a sweep.
         metric: the name of the metric that chooses the best checkpoint, or a sweep's first objective.
         direction: whether the highest or the lowest value is the best, max or min; None of a run without a summary.
-        best: the best value.
+        best: the best value; of a cross-validation the mean over its folds.
+        std: of a cross-validation, the sample standard deviation over its folds.
         bytes: size of all its files.
     """
 
@@ -57,6 +59,7 @@ class Found:
     metric: str
     direction: str | None
     best: float | None
+    std: float | None
     bytes: int
 
 
@@ -97,6 +100,7 @@ def _run(path: Path, name: str) -> Found:
         plain(metric),
         None if summary.get("direction") not in ("max", "min") else str(summary["direction"]),
         _first(number(summary.get(metric)), number(best.get(metric))),
+        None,
         _size(path),
     )
 
@@ -107,11 +111,12 @@ def _sweep(path: Path, name: str) -> Found:
     if results.configurations:  # its best repeat is better than what the configuration reaches
         of_best = (one.spreads for one in results.configurations if results.best in one.trials)
         best = next((spreads[0].mean for spreads in of_best), None)
+    best, std = folds.mean_and_std(results) or (best, None)
     status = "running" if held(path) else results.status or "unfinished"
     changed = _changed(path, "sweep.json")
     metric, direction = results.objectives[0].name, "max" if results.objectives[0].highest_is_best else "min"
     count, size = len(results.trials), _size(path)
-    return Found(name, "sweep", status, changed, None, None, None, None, count, metric, direction, best, size)
+    return Found(name, "sweep", status, changed, None, None, None, None, count, metric, direction, best, std, size)
 
 
 def _first(*values: float | None) -> float | None:
@@ -206,7 +211,8 @@ def _row(one: Found) -> tuple[str, ...]:
     progress = "?" if planned is None else f"{done or 0}/{planned} {unit}{'s' if planned != 1 else ''}"
     if one.kind == "sweep":
         progress = f"{one.trials} trial{'s' if one.trials != 1 else ''}"
-    best = "" if one.best is None else f"{one.best:.4g} {one.metric.removeprefix('val_')}"
+    spread = "" if one.std is None else f"± {one.std:.2g} "
+    best = "" if one.best is None else f"{one.best:.4g} {spread}{one.metric.removeprefix('val_')}"
     return one.name, one.status, _when(one, "%m-%d %H:%M"), progress, best, files.size(one.bytes)
 
 

@@ -135,14 +135,17 @@ class Table(Logger):
             f"the sweep is in {run.where}"
             + (f", with {' and '.join([', '.join(files[:-1]), files[-1]]).removeprefix(' and ')}" if files else "")
         )
-        if results.best is None and results.status in ("completed", "failed"):
+        of_folds = folds.mean_and_std(results) is not None
+        if results.best is None and not of_folds and results.status in ("completed", "failed"):
             over = any(trial.violates for trial in results.trials)
             found = "has a result: see the errors above, and logs in the trials' directories"
             if results.trials and not any(trial.error for trial in results.trials):  # as an accuracy not reached
                 found = f"has a value of {results.objectives[0].name}"
             self._print(f"no trial {'keeps the constraints' if over else found}")
         following = [] if done or results.status == "running" else [("raytrain", "sweep", run.where)]
-        if results.best is not None:
+        if of_folds:
+            following += folds.following(path, run.where, results)
+        elif results.best is not None:
             following += self._of_best(run, results.best)
         if following:
             show_next(self.console, following)

@@ -55,7 +55,8 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
     ranked = results.ranked()[:_MOST_TRIALS]
     drawn = sweep_charts.in_mebibytes(results)
     goals = sweep_charts.objectives(drawn, Learning.read(results, path))
-    across, along = sweep_charts.coordinates(drawn), sweep_charts.parameters(drawn)
+    across, along = ("", "") if results.of_folds else (sweep_charts.coordinates(drawn), sweep_charts.parameters(drawn))
+    curves = "Curves of the folds" if results.of_folds else "Curves of the best trials"
     lines, repeated = "\n".join(folds.lines(path, answer)), configurations.section(results, _MOST_TRIALS, _PAGE)
     answers = "\n".join(precision_and_batch.lines(answer))
     measured = sweep_table.measured(results, answer.get("concurrent"))
@@ -67,7 +68,7 @@ def whole(path: Path, answer: dict[str, Any]) -> str:
         *([("parameters", "Parameters", f'{across}<div class="charts">{along}</div>')] if across or along else []),
         *([("best", "Best trial", _best(path, results))] if results.best is not None else []),
         ("trials", "Trials", (f"<p>{safe(measured)}</p>" if measured else "") + _trials(results, ranked)),
-        *([("curves", "Curves of the best trials", found)] if (found := _curves(path, ranked)) else []),
+        *([("curves", curves, found)] if (found := _curves(path, ranked)) else []),
     ]
     head = f"<h1>{safe(path.absolute().name)}</h1>{outcome}{navigation(parts)}"
     head += figures({"trials": f"{len(results.trials):,}", **counts, **took})

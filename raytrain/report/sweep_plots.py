@@ -17,11 +17,13 @@ from raytrain.report.sweep_figures import Learning
 from raytrain.report.trials import Results
 from raytrain.tools.output import write_file
 
+_OF_SEARCHES = ("parallel_coordinates.png", "importance.png", "slices.png", "history.png", "pareto.png")
+
 
 def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
     """Draw `plots/parallel_coordinates.png`, `importance.png`, `slices.png`, `history.png`, `learning_curves.png`,
     `accuracy_time.png` and `pareto.png`. One that fewer than two trials have the figures for, or that has nothing to
-    say, is left out, and its file of an earlier call removed.
+    say, is left out, and its file of an earlier call removed. Of folds, which are no search, the curves are drawn.
 
     Args:
         path: the sweep's directory; `trials/<number>/metrics.jsonl` below it holds the trials' epochs.
@@ -44,6 +46,8 @@ def write_plots(path: Path, answer: dict[str, Any]) -> list[Path]:
         "accuracy_time.png": lambda: learning_curves.draw(results, learning, "seconds"),
         "pareto.png": lambda: pareto.draw(results),
     }
+    if results.of_folds:
+        drawings |= dict.fromkeys(_OF_SEARCHES, lambda: None)
     try:
         folder.mkdir(exist_ok=True)
         written = []

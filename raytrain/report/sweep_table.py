@@ -9,6 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from raytrain import errors
+from raytrain.report import folds
 from raytrain.report import trials as read
 from raytrain.report.console import clock
 from raytrain.report.trials import UNITS, WITHOUT_RESULT, Results, Trial, apart, cut, figure, number
@@ -33,10 +34,17 @@ def headline(results: Results, elapsed: float, count: int) -> str:
 
 
 def _best(results: Results) -> list[str]:
+    name = results.objectives[0].name
+    if (of_folds := folds.mean_and_std(results)) is not None:
+        mean, std = of_folds
+        if std is None:
+            return [f"{title_of(name)} {figure(name, mean)} (one fold)"]
+        count = sum(trial.counts for trial in results.trials)
+        of = f"mean ± standard deviation of {count} folds"
+        return [f"{title_of(name)} {figure(name, mean)} ± {figure(name, std)} ({of})"]
     best = next((trial for trial in results.trials if trial.number == results.best), None)
     if best is None or best.goal is None:
         return []
-    name = results.objectives[0].name
     if results.configurations and (mean := results.configurations[0].spreads[0].mean) is not None:
         of = f"configuration {results.configurations[0].number}, best repeat: trial {best.number}"
         return [f"best mean {title_of(name)} {figure(name, mean)} ({of})"]
@@ -52,7 +60,9 @@ def outcome(results: Results) -> str:
     several = len(results.objectives) > 1 and results.front
     return ", ".join(
         [
-            f"{count} trial{'s' if count != 1 else ''} ({statuses})" if count else "no trial has ended",
+            f"{count} {'fold' if results.of_folds else 'trial'}{'s' if count != 1 else ''} ({statuses})"
+            if count
+            else "no trial has ended",
             *seconds,
             *_best(results),
             *([f"Pareto front: trial{'s' if len(results.front) > 1 else ''} {front}"] if several else []),

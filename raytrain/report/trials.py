@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from raytrain.data.folds import AXIS
 from raytrain.sweep.front import pareto_front
 
 ENDED_WELL = ("completed", "stopped")
@@ -195,7 +196,7 @@ class Results:
     objectives: tuple[Objective, ...]
     trials: tuple[Trial, ...]
     best: int | None
-    """The number of the trial that is best in the first objective."""
+    """The number of the trial that is best in the first objective; None of folds, of which none is better."""
     front: tuple[int, ...]
     """The numbers of the trials that no other one beats in all objectives."""
     configurations: tuple[Configuration, ...] = ()
@@ -227,7 +228,7 @@ class Results:
         found_best, found_front = _best(trials, objectives[0]), _front(trials, objectives)
         numbers = {trial.number for trial in trials}
         best, front = answer.get("best", found_best), answer.get("front", found_front)
-        return cls(
+        found = cls(
             plain(str(answer.get("status") or "unfinished")),
             number(answer.get("seconds")),
             _axes(_dicts(sweep.get("axes")) if isinstance(sweep, dict) else [], trials),
@@ -239,6 +240,12 @@ class Results:
             (number(sweep.get("confidence")) if isinstance(sweep, dict) else None) or 0.95,
             tuple(plain(str(one)) for one in limits) if isinstance(limits, list) else (),
         )
+        return replace(found, best=None, front=()) if found.of_folds else found
+
+    @property
+    def of_folds(self) -> bool:
+        """Whether the trials are the folds of a cross-validation."""
+        return [axis.path for axis in self.axes] == [AXIS]
 
     @property
     def marked(self) -> set[int]:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytrain.report import folds
+from raytrain.loggers import RunInfo
+from raytrain.report import folds, runs, sweep_page
+from raytrain.report.sweep import Table
+from raytrain.report.sweep_plots import write_plots
 
 VALUES = {0: (0.90, 0.31), 1: (0.94, 0.22), 2: (0.86, 0.41)}
 
@@ -52,6 +55,27 @@ def test_missing_folds_are_named_and_do_not_count(tmp_path: Path) -> None:
         *("metric", "mean", "std")
     ]
     assert [row.split()[0] for row in rows] == ["val_accuracy", "val_loss"]
+
+
+def test_no_fold_is_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = answer(tmp_path, ("completed",) * 3)
+    (tmp_path / "sweep.json").write_text(json.dumps(given))
+    (found,) = runs.find(tmp_path)
+    assert (found.best, found.std) == (pytest.approx(0.9), pytest.approx(0.04))
+    runs.show([found], tmp_path)
+    assert "0.9 ± 0.04 accuracy" in capsys.readouterr().out
+    Table().finish(RunInfo(tmp_path, "runs/f"), given)
+    said = capsys.readouterr().out
+    assert "3 folds (3 completed), val_accuracy 0.9000 ± 0.0400 (mean ± standard deviation of 3 folds)" in said
+    assert "next:  raytrain train runs/f/trials/0000/experiment.json --data.folds.count 0 --data.folds.fold 0" in said
+    assert (
+        "raytrain evaluate runs/f/trials/0000" in said
+        and "next:  raytrain train runs/f/best.json" not in said
+        and "trial 1" not in said
+    )
+    page = sweep_page.whole(tmp_path, given)
+    assert "Best trial" not in page and "Parameters" not in page and "(best)" not in page
+    assert {file.name for file in write_plots(tmp_path, given)} <= {"learning_curves.png", "accuracy_time.png"}
 
 
 def test_other_sweeps_have_no_folds(tmp_path: Path) -> None:
