@@ -24,7 +24,7 @@ from raytrain.tools.new_table import Columns, as_flags, check_files, entries, is
 from raytrain.tools.new_tasks import classification, code, lines, predicted, quoted, segmentation
 from raytrain.tools.output import check_output
 
-_SIZES = (32, 64, 96, 128, 160, 192, 224, 256)
+_SIZES = (32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Sides of stored images to choose from: the largest that enlarges no typical image."""
 _LOOKED_AT = 32
 _SHOWN = 3

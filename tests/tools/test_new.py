@@ -46,6 +46,12 @@ def test_the_file_fits_the_folder_and_runs(tmp_path: Path, capsys: Capture, mode
     )
 
 
+def test_images_of_48_pixels_keep_them(tmp_path: Path, capsys: Capture) -> None:
+    root, out = images(tmp_path / "photos", {"a": 5, "b": 5}, 48, "L"), tmp_path / "first.py"
+    succeeds(capsys, "new", root, "--out", out)
+    assert "size=48, " in out.read_text()
+
+
 def test_damaged_images_are_named_and_left_out(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
