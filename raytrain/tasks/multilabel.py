@@ -50,7 +50,7 @@ class MultiLabel(Supervised):
 
     target: str = ""
     """The field with a number for each class, 1 if the sample has it and 0 if not: [classes] of any dtype, or [] for
-    one class. By default the data's only field besides the input."""
+    one class. By default the data's only field besides the input and `inputs`."""
     classes: tuple[str, ...] = ()
     """Names of the classes, for predictions and tables; numbers by default."""
     pos_weight: tuple[float, ...] = ()

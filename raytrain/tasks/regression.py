@@ -30,7 +30,7 @@ class Regression(Supervised):
 
     target: str = ""
     """The field to predict, of any shape and dtype: () for one number. By default the data's only field besides the
-    input. The model's output must have as many numbers for a sample."""
+    input and `inputs`. The model's output must have as many numbers for a sample."""
     error: Literal["mse", "mae", "huber"] = "mse"
     """The loss: squared errors, absolute ones, or squared ones (halved) that go on as absolute ones."""
     huber_delta: float = 1.0

@@ -229,7 +229,8 @@ def _check_values(metric: Metric, values: Any) -> None:
 
 
 def only_target(index: Index, name: str, task: str) -> str:
-    """Return the name of the field that holds the target: the given one, or the only one besides the input.
+    """Return the name of the field that holds the target: the given one, or the only one besides the input and
+    `inputs`, which a table's further inputs are called.
 
     Raises:
         UserError: there is no such field.
@@ -238,15 +239,16 @@ def only_target(index: Index, name: str, task: str) -> str:
     if name and name not in others:
         how = errors.nearest(name, others) + (f"there are {', '.join(others)}" if others else "add a Field to Index")
         raise errors.UserError(f"the data has no field {name!r} besides the input", f"in {task}", how)
-    if not name and len(others) != 1:
+    targets = [one for one in others if one != "inputs"]
+    if not name and len(targets) != 1:
         what = f"{task} needs the name of its target field, and the data has " + (", ".join(others) or "none")
-        how = f'write {task}(target="{others[0]}")' if others else "add a Field to the fields of Index"
+        how = f'write {task}(target="{targets[0]}")' if targets else "add a Field to the fields of Index"
         raise errors.UserError(what, "in task", how)
-    return name or others[0]
+    return name or targets[0]
 
 
 def target_of(batch: Batch, name: str) -> torch.Tensor:
-    """Return the array of the target's field; without a name, the only one besides the input."""
+    """Return the array of the target's field; without a name, the one that `only_target` names."""
     if name:
         return batch[name]
-    return next(array for key, array in [*batch.arrays.items()][1:] if key not in ("label", "target"))
+    return next(array for key, array in [*batch.arrays.items()][1:] if key not in ("label", "target", "inputs"))

@@ -22,6 +22,7 @@ from raytrain import (
     Distillation,
     Experiment,
     Manifest,
+    MultiLabel,
     Pipeline,
     Run,
     UserError,
@@ -52,6 +53,14 @@ def run(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @dataclass(frozen=True)
+class JoinTwo(Join):
+    """A model of two inputs with two outputs."""
+
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return super().build(sample, 2)
+
+
+@dataclass(frozen=True)
 class OfTable(Classification):
     """Gives a model the image and two columns of a table."""
 
@@ -76,6 +85,30 @@ def test_an_export_names_the_columns_of_a_table_and_what_becomes_of_16_bits(tmp_
     text = card.text(Run(path), tmp_path / "m.pt2", "best", parity)
     assert r"| inputs | float32 \[batch, 2\]: age, weight |" in text
     assert "resized to 6 x 6 pixels (grey of 16 bits is divided by 257 and rounded)" in text
+
+
+@dataclass(frozen=True)
+class OfNumbers(MultiLabel):
+    """Gives a model the image and the further inputs."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return model(batch.images, batch["inputs"])
+
+
+def test_the_target_columns_of_a_table_are_the_default_beside_inputs(tmp_path: Path) -> None:
+    lines = ["path,haze,sun,age,weight"]
+    for number in range(8):
+        Image.new("L", (6, 6), number).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{number % 2},{number // 4},{number + 7},{number / 2}")
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    data = Manifest(str(tmp_path / "a.csv"), target=("haze", "sun"), inputs=("age", "weight"), size=6, channels=1)
+    e = Experiment(JoinTwo(), data, OfNumbers(), SGD(lr=0.1), batch_size=2, epochs=1)
+    planned = make(e, here, "runs/x")
+    assert "val_accuracy" in planned.baseline.scores
+    named = replace(e, task=OfNumbers(target="value"))
+    assert make(named, here, "runs/x").baseline.scores == planned.baseline.scores
+    with pytest.raises(UserError, match="needs the name of its target field, and the data has inputs"):
+        MultiLabel().check_data(replace(data, target=(), label="haze").index()["train"])
 
 
 def expected(run: Run) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
