@@ -25,6 +25,8 @@ from raytrain.user_code.sources import EXPERIMENT_MODULE
 T = TypeVar("T")
 Rule = tuple[Callable[[Any], bool], str]
 
+SHARE: Rule = (lambda value: 0 <= value <= 1, "in [0, 1]")
+"""A rule for `check`: a probability, or a share of something, with 0 and 1."""
 _LONGEST = 60
 """Characters of a tuple that a message proposes."""
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from raytrain import errors
-from raytrain.config import Rule, at_least, check, within
+from raytrain.config import SHARE, at_least, check, within
 from raytrain.data.operation import Operation
-from raytrain.data.operations import RandomResizedCrop
+from raytrain.data.operations import RATIO, SCALE, RandomResizedCrop
 from raytrain.data.progressive import Progressive
 
-_SHARE: Rule = (lambda share: 0 <= share <= 1, "in [0, 1]")
 _FLAT = {"crop": "center", "padding": 0, "flip": 0.0, "policy": "none", "erase": 0.0}
 """The fields that have operations of their own, and their defaults."""
 _PARTS = {
@@ -78,14 +77,14 @@ class Augment:
         check(
             self,
             padding=at_least(0),
-            flip=_SHARE,
+            flip=SHARE,
             policy_ops=at_least(1),
             policy_magnitude=within(0, 31),
-            erase=_SHARE,
+            erase=SHARE,
             mixup=at_least(0),
             cutmix=at_least(0),
-            scale=(lambda r: 0 < r[0] <= r[1] <= 1, "with 0 < low <= high <= 1"),
-            ratio=(lambda r: 0 < r[0] <= r[1], "with 0 < low <= high"),
+            scale=SCALE,
+            ratio=RATIO,
         )
         mixed = [name for name, default in _FLAT.items() if self.operations and getattr(self, name) != default]
         if mixed:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import Rule, at_least, check
+from raytrain.config import SHARE, Rule, at_least, check
 from raytrain.data.late import with_torch
 from raytrain.data.operation import BOX_DRAWS, Interpolation, Operation, check_channels
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
     from raytrain.data.source import Field
 
-PROBABILITY: Rule = (lambda p: 0 <= p <= 1, "in [0, 1]")
-_SCALE: Rule = (lambda r: 0 < r[0] <= r[1] <= 1, "with 0 < low <= high <= 1")
-_RATIO: Rule = (lambda r: 0 < r[0] <= r[1], "with 0 < low <= high")
+SCALE: Rule = (lambda r: 0 < r[0] <= r[1] <= 1, "with 0 < low <= high <= 1")
+RATIO: Rule = (lambda r: 0 < r[0] <= r[1], "with 0 < low <= high")
 _ANGLES: Rule = (
     lambda d: (
         d >= 0 if isinstance(d, int | float) else all(low <= high for low, high in zip(d[::2], d[1::2], strict=True))
@@ -88,7 +87,7 @@ class RandomResizedCrop(_Crop):
     draws: ClassVar[int] = BOX_DRAWS
 
     def __post_init__(self) -> None:
-        check(self, scale=_SCALE, ratio=_RATIO)
+        check(self, scale=SCALE, ratio=RATIO)
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return resized parts, by bilinear interpolation with antialiasing."""
@@ -118,7 +117,7 @@ class _Flip(Operation):
     dimension: ClassVar[int] = -1
 
     def __post_init__(self) -> None:
-        check(self, p=PROBABILITY)
+        check(self, p=SHARE)
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the images, some of them mirrored."""
@@ -165,7 +164,7 @@ class RandomAffine(Operation):
             self,
             degrees=_ANGLES,
             translate=(lambda t: 0 <= min(t) and max(t) <= 1, "in [0, 1]"),
-            scale=_RATIO,
+            scale=RATIO,
             shear=_ANGLES,
         )
 
@@ -270,7 +269,7 @@ class RandomGrayscale(Operation):
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check(self, p=PROBABILITY)
+        check(self, p=SHARE)
 
     def check(self, image: Field, masks: tuple[str, ...]) -> None:
         """Check the number of channels."""
@@ -301,7 +300,7 @@ class GaussianBlur(Operation):
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check(self, kernel_size=(lambda k: k > 0 and k % 2 == 1, "an odd number above 0"), sigma=_RATIO, p=PROBABILITY)
+        check(self, kernel_size=(lambda k: k > 0 and k % 2 == 1, "an odd number above 0"), sigma=RATIO, p=SHARE)
 
     def check(self, image: Field, masks: tuple[str, ...]) -> None:
         """Check that the reflection of an image fills the kernel's reach."""
@@ -335,7 +334,7 @@ class RandomErasing(Operation):
     normalised: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check(self, p=PROBABILITY, scale=_SCALE, ratio=_RATIO)
+        check(self, p=SHARE, scale=SCALE, ratio=RATIO)
 
     def apply(self, images: torch.Tensor, draws: np.ndarray, side: int | None) -> torch.Tensor:
         """Return the images, some of them with a rectangle."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raytrain import errors
-from raytrain.config import above, check
+from raytrain.config import SHARE, above, check
 from raytrain.data.batch import Batch
 from raytrain.files import expanded
 from raytrain.tasks.classification import Classification
@@ -38,7 +38,7 @@ class Distillation(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self, temperature=above(0), alpha=(lambda alpha: 0 <= alpha <= 1, "in [0, 1]"))
+        check(self, temperature=above(0), alpha=SHARE)
 
     def start(self, open_model: Callable[[str], nn.Module], device: torch.device) -> None:
         """Load the teacher, for as long as the process lives; it is neither trained nor kept in checkpoints."""
