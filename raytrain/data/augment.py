@@ -110,16 +110,15 @@ class Augment:
         ]
 
     @property
+    def alters(self) -> bool:
+        """Whether an image is changed by itself, at random."""
+        flat = self.crop != "center" or self.flip > 0 or self.policy != "none" or self.erase > 0
+        return flat or bool(self.operations)
+
+    @property
     def random(self) -> bool:
         """Whether any change is random."""
-        return (
-            self.crop != "center"
-            or self.flip > 0
-            or self.policy != "none"
-            or self.erase > 0
-            or self.mixes
-            or bool(self.operations)
-        )
+        return self.alters or self.mixes
 
     @property
     def changes(self) -> bool:

@@ -37,14 +37,10 @@ def check_tta(tta: str, e: Experiment, kind: str) -> int:
         raise errors.UserError("--tta takes views of images, and this run's input is another", "", "leave it out")
     if type(e.task).mean_of_views is Task.mean_of_views:
         e.task.mean_of_views([])  # which says what is missing
-    if isinstance(e.task, Segmentation) and tta != "flip":
+    if tta != "flip" and _mask(e.task) is not None:
         what = "--tta with a number moves the pixels of an image, whose classes are asked for"
         raise errors.UserError(what, "", "take flip")
-    augment = e.data.augment
-    changes = (
-        augment.crop != "center" or augment.flip or augment.policy != "none" or augment.erase or augment.operations
-    )
-    if tta != "flip" and not changes:
+    if tta != "flip" and not e.data.augment.alters:
         what = "tta with a number takes views by the run's augmentation, and that changes no image by itself"
         raise errors.UserError(what, "in data.augment", "take flip")
     return 2 if tta == "flip" else int(tta)
@@ -80,8 +76,14 @@ class Views(Prepare):
 
 def moved(index: Index, task: Task) -> dict[str, str]:
     """Return the kinds of the fields that a sample has of each view, by name."""
-    wanted = task.mask if isinstance(task, Segmentation) else None
-    return {field.name: field.kind for field in index.fields if field.kind != "plain" and field.name != wanted}
+    mask = _mask(task)
+    return {field.name: field.kind for field in index.fields if field.kind != "plain" and field.name != mask}
+
+
+def _mask(task: Task) -> str | None:
+    """Return the field that a task's answers are compared with pixel by pixel; None of one that answers for a whole
+    image, which each of its views may stand for."""
+    return task.mask if isinstance(task, Segmentation) else None
 
 
 def averaged(task: Task, model: nn.Module, index: Index, layout: torch.memory_format) -> tuple[Task, nn.Module]:
@@ -130,6 +132,6 @@ class _Averaged(nn.Module):
 
 def _mean(task: Task, outputs: list[torch.Tensor]) -> torch.Tensor:
     """Return the mean of the answers to views. Those for the pixels of mirror images are turned back before."""
-    if isinstance(task, Segmentation):
+    if _mask(task) is not None:
         outputs = [outputs[0], *(one.flip(-1) for one in outputs[1:])]
     return task.mean_of_views(outputs)
