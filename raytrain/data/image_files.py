@@ -1,4 +1,4 @@
-"""The files of an ImageFolder: folders of images, their bytes and pixels, and the disk cache of the pixels."""
+"""The files of images: their bytes, a quick look at them, and the disk cache of their pixels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from raytrain import errors, files
-from raytrain.data import byte_files, cache, decode, hugging_face, listing, table_cells, table_labels, tables, tars  # noqa: F401  (for sources, `with_pillow`)
-from raytrain.data.packs import opened as opened_pack  # noqa: F401  (for `Packed`, by `with_pillow`)
+from raytrain.data import byte_files, cache, decode
 from raytrain.data.source import Index
-from raytrain.data.trees import EXTENSIONS, OTHER_KINDS, tree  # noqa: F401  (for folders, by `with_pillow`)
 
 _AT_URL = 64
 """Images at a URL that a probe looks at."""

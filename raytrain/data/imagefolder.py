@@ -44,7 +44,7 @@ class ImageFolder(FileImages):
         """Return the files of each split, classes and files in the order of their names."""
         if not self.root:
             raise errors.no_root("ImageFolder")
-        tree = with_pillow().tree(self.root)
+        tree = with_pillow().trees.tree(self.root)
         root = tree.root
         try:
             found = with_train(self, _split_folders(tree))
@@ -91,7 +91,7 @@ class ImageFolder(FileImages):
 
     def _held_out(self) -> list[str]:
         there = "://" in self.root or os.path.isdir(os.path.expanduser(self.root))
-        found = _split_folders(with_pillow().tree(self.root)) if there else {}
+        found = _split_folders(with_pillow().trees.tree(self.root)) if there else {}
         if "train" not in found or "val" in found:
             return []
         share = (
@@ -101,7 +101,7 @@ class ImageFolder(FileImages):
         return [f"{self.root} has no val folder: {share}{test}"]
 
     def _scan(self, tree: Any, folder: str, split: str) -> Index:
-        files, ignored, classes = with_pillow(), [], []
+        files, ignored, classes = with_pillow().image_files, [], []
         base = os.path.join(tree.root, folder) if folder else str(tree.root)
         for name, inside in tree.entries(folder).items():
             (classes if inside and not name.startswith(".") else ignored).append(name)
@@ -156,7 +156,7 @@ def _layout(tree: Any, splits: dict[str, str]) -> str:
 
 def _wrong_kinds(files: list[str]) -> list[str]:
     """Return the suffixes of images of kinds that are not read, the most frequent first."""
-    other = with_pillow().OTHER_KINDS
+    other = with_pillow().trees.OTHER_KINDS
     kinds = Counter(suffix for file in files if (suffix := Path(file).suffix.lower()) in other)
     return [kind for kind, _ in kinds.most_common(3)]
 

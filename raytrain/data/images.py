@@ -225,7 +225,7 @@ class Images(Data):
             (raw,) = self.encoded(index, np.array([sample]))
         except errors.BadSample:
             return None
-        return with_pillow().pixel_size_of(raw)
+        return with_pillow().image_files.pixel_size_of(raw)
 
     @property
     def decodes(self) -> bool:
@@ -285,7 +285,8 @@ class Images(Data):
             return None
         base = self._base()
         root = base if "://" in base else os.path.abspath(base)
-        return with_pillow().cache_entry(self._cache_folder(), index, root, self.size, self.channels, self.resampling)
+        entry = with_pillow().image_files.cache_entry
+        return entry(self._cache_folder(), index, root, self.size, self.channels, self.resampling)
 
     def _cache_folder(self) -> Path:
         return with_pillow().cache.folder(self.cache)
@@ -310,7 +311,7 @@ class FileImages(Images):
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the bytes of the files of some samples."""
-        return with_pillow().contents(self._base(), index.names(samples))
+        return with_pillow().image_files.contents(self._base(), index.names(samples))
 
     def where(self, index: Index, sample: int) -> str:
         """Return a file's path or URL."""
@@ -322,12 +323,12 @@ class FileImages(Images):
         where = self.where(index, sample)
         if "://" in where or not index.in_files:  # such as bytes in a table
             return super().pixel_size(index, sample)
-        return with_pillow().pixel_size(where)
+        return with_pillow().image_files.pixel_size(where)
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look at both ends of each file (at most 20,000, evenly chosen; 64 at a URL), and decode files that look
         damaged. The disk cache answers for a split that it has."""
-        files, entry = with_pillow(), self.cache_entry(index)
+        files, entry = with_pillow().image_files, self.cache_entry(index)
         known = None if entry is None else files.known_bad(entry, index)
         if known is not None:
             return known

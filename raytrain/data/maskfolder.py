@@ -115,7 +115,7 @@ class MaskFolder(MaskedImages):
         """Return the images of each split, in the order of their names."""
         if not self.root:
             raise errors.no_root("MaskFolder")
-        tree = with_pillow().tree(self.root)
+        tree = with_pillow().trees.tree(self.root)
         try:
             splits = {split: self._scan(tree, split, *folders) for split, folders in self._folders(tree).items()}
         except OSError as error:
@@ -139,7 +139,7 @@ class MaskFolder(MaskedImages):
         """Return the source, with the endings that give each image of train its mask if no names are equal and there is
         one way; None if no image has a mask."""
         try:
-            tree = with_pillow().tree(self.root)
+            tree = with_pillow().trees.tree(self.root)
             images, own = self._sides(*self._folders(tree)["train"])
             files, of_masks = self._files(tree, images, own), self._files(tree, own, images)
         except (errors.UserError, OSError):  # reported when it is read
@@ -189,7 +189,7 @@ class MaskFolder(MaskedImages):
     def _files(self, tree: Any, side: _Side, other: _Side) -> _Files:
         """Return the files of a side; none if its folder is not there."""
         if side.what == "mask":
-            tree = with_pillow().tree(self.root, _suffixes())
+            tree = with_pillow().trees.tree(self.root, _suffixes())
         there = _inside(tree.entries, side.folder) is not None
         folders = next(iter(tree.below([side.folder]))) if there else []
         paths = [path for folder in folders for path in folder.images]
@@ -230,7 +230,7 @@ class MaskFolder(MaskedImages):
             _check_one(tree, files, of_masks, name)
         rows, of = np.array([*files.rows.values()]), np.array([of_masks.rows[name] for name in files.rows])
         alone = [of_masks.paths[row] for name, row in of_masks.rows.items() if name not in files.rows]
-        string_array = with_pillow().string_array
+        string_array = with_pillow().image_files.string_array
         image = Field("image", (self.channels, self.size, self.size), kind="image")
         return MaskIndex(
             fields=(image, beside(image)),
@@ -294,7 +294,7 @@ def recognised(place: str, tree: Any) -> MaskFolder | None:
 
 def _suffixes() -> tuple[str, ...]:
     """Return the suffixes of masks: those of images, and one whose palette holds numbers."""
-    return (*with_pillow().EXTENSIONS, ".gif")
+    return (*with_pillow().trees.EXTENSIONS, ".gif")
 
 
 def _parts(folder: str) -> list[str]:

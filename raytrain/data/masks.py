@@ -79,7 +79,7 @@ class MaskedImages(FileImages):
 
     def encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[bytes]:
         """Yield the encoded masks of some samples (int64 [k])."""
-        return with_pillow().contents(self._base(), index.masks.take(samples).to_pylist())
+        return with_pillow().image_files.contents(self._base(), index.masks.take(samples).to_pylist())
 
     def beside(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
         """Return what is `further`, and with masks the classes of the pixels of some samples, uint8 [k, size, size], as

@@ -149,9 +149,9 @@ class Packed(Images):
         if self.cache == "off" or pack.raw or self.own_code:
             return None
         named = replace(index, times=np.zeros(0, np.int64))
-        folder = self._cache_folder()
+        folder, entry = self._cache_folder(), with_pillow().image_files.cache_entry
         root = f"pack {pack.digest}"
-        return with_pillow().cache_entry(folder, named, root, settled.size, settled.channels, settled.resampling)
+        return entry(folder, named, root, settled.size, settled.channels, settled.resampling)
 
     @property
     def decodes(self) -> bool:
@@ -159,7 +159,7 @@ class Packed(Images):
         return not self._pack().raw
 
     def _pack(self, first: bool = False) -> Pack:
-        return with_pillow().opened_pack(self.root, self.cache, self.fetched, first)
+        return with_pillow().packs.opened(self.root, self.cache, self.fetched, first)
 
     @property
     def source(self) -> dict[str, Any]:

@@ -111,7 +111,8 @@ class WebDataset(Images):
                 numbers, index.offset[rows].tolist(), index.length[rows].tolist(), strict=True
             )
         ]
-        return with_pillow().parts(wanted) if files.is_url(self.root) else map(with_pillow().part, wanted)
+        images = with_pillow().image_files
+        return images.parts(wanted) if files.is_url(self.root) else map(images.part, wanted)
 
     def where(self, index: Any, sample: int) -> str:  # type: ignore[override]
         """Return a sample's shard and the name of its image in it."""
@@ -138,8 +139,8 @@ class WebDataset(Images):
         """Return the cache entry, named by the shards, their times and how images are decoded."""
         if self.cache == "off" or not self.decodes or self.own_code:
             return None
-        folder = self._cache_folder()
-        return with_pillow().cache_entry(folder, index, self.root, self.size, self.channels, self.resampling)
+        entry = with_pillow().image_files.cache_entry
+        return entry(self._cache_folder(), index, self.root, self.size, self.channels, self.resampling)
 
     def _splits(self, files: list[Any]) -> np.ndarray:
         """Return the number of each shard's split in SPLITS, int64 [shards]; train if no name tells one."""

@@ -19,8 +19,8 @@ from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
 from raytrain.data.checks import checked_indices, perhaps_moved, same_data
 from raytrain.data.hold_out import for_evaluation
-from raytrain.data.image_files import EXTENSIONS, OTHER_KINDS
 from raytrain.data.shards import FORMAT, MANIFEST
+from raytrain.data.trees import EXTENSIONS, OTHER_KINDS
 from raytrain.files import known_json
 from raytrain.run.run import Run
 

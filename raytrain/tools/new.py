@@ -13,10 +13,10 @@ from PIL import Image
 from raytrain import errors
 from raytrain.data import MNIST, Data, ImageFolder, Index, Manifest, MaskFolder
 from raytrain.data.checks import checked_indices
-from raytrain.data.image_files import tree
 from raytrain.data.images import FileImages
 from raytrain.data.maskfolder import recognised
 from raytrain.data.masks import MaskedImages
+from raytrain.data.trees import tree
 from raytrain.data.webdataset import COMPRESSED
 from raytrain.files import expanded
 from raytrain.order import spread

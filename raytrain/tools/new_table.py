@@ -72,7 +72,7 @@ def is_table(root: str) -> bool:
 def entries(root: str, folder: str = "") -> tuple[list[str], list[str]]:
     """Return the names of the files in a folder, and of the folders that are not hidden; none if it cannot be read."""
     try:
-        found = with_pillow().tree(root).entries(folder)
+        found = with_pillow().trees.tree(root).entries(folder)
     except (OSError, errors.UserError):  # reported when it is read
         return [], []
     files = [name for name, inside in found.items() if not inside]
@@ -130,7 +130,7 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
 
 def _check_header(names: list[str], root: str) -> None:
     """Check that the first row names the columns: one that lists an image would be lost."""
-    if any(name.lower().endswith((*with_pillow().EXTENSIONS, ".gif")) for name in names):
+    if any(name.lower().endswith((*with_pillow().trees.EXTENSIONS, ".gif")) for name in names):
         what = f"the first row must name the columns, and is {errors.listed(names, 12)}"
         raise errors.UserError(what, root, "write a row such as path,label above it")
 
@@ -170,7 +170,7 @@ def check_files(data: Manifest, train: Index) -> None:
     """
     if train.in_files and train.sizes is not None and not train.sizes.any():
         wanted = data.where(train, 0)
-        found = [] if data.suffix else [one for one in with_pillow().EXTENSIONS if os.path.isfile(wanted + one)]
+        found = [] if data.suffix else [one for one in with_pillow().trees.EXTENSIONS if os.path.isfile(wanted + one)]
         how = f"did you mean --suffix {found[0]}?" if found else "name the folder that holds them by --folder"
         if os.path.isfile(wanted.replace("\\", "/")):
             how = "write / in its paths, in place of \\"
@@ -244,7 +244,7 @@ class _Guess:
     def _files(self) -> tuple[str, list[str], str]:
         """Return the folder in which images are: empty for the table's, or the one given; the columns of their paths,
         or one of ids; and what the files' names end in after the ids, empty for paths."""
-        data, suffixes = self._data, with_pillow().EXTENSIONS
+        data, suffixes = self._data, with_pillow().trees.EXTENSIONS
         columns = {name: [str(one) for one in self._table[name][:_ROWS].to_pylist()] for name in self._read}
         are = {name: {one.lower().endswith((*suffixes, ".gif")) for one in values} for name, values in columns.items()}
         paths = {name: columns[name] for name in columns if are[name] == {True}}

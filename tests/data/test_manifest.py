@@ -13,9 +13,8 @@ import pytest
 from PIL import Image
 from pyarrow import csv, fs, parquet
 
-from raytrain.data import ImageFolder, Manifest
+from raytrain.data import ImageFolder, Manifest, tables
 from raytrain.data.checks import checked_indices, checked_read
-from raytrain.data.image_files import tables
 from raytrain.data.packing import pack as resident
 from raytrain.errors import BadSample, UserError
 

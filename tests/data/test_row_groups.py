@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs, parquet
 
-from raytrain.data import Manifest
-from raytrain.data.image_files import table_cells
+from raytrain.data import Manifest, table_cells
 from raytrain.data.row_groups import RowGroups
 from raytrain.errors import UserError
 

@@ -80,7 +80,7 @@ def _check_allowed(place: str) -> None:
 
 def _of_folder(place: str) -> Data:
     """Return the source that a folder, or one at a URL, is by the names in it."""
-    tree = with_pillow().tree(place)
+    tree = with_pillow().trees.tree(place)
     try:
         top = tree.entries("")
         if {"manifest.json", ".packing"} & top.keys():
@@ -122,7 +122,7 @@ def check_place(path: str) -> None:
 
 
 def _has_images(entries: dict[str, bool]) -> bool:
-    return any(name.lower().endswith(with_pillow().EXTENSIONS) for name in entries)
+    return any(name.lower().endswith(with_pillow().trees.EXTENSIONS) for name in entries)
 
 
 def _parted(entries: dict[str, bool]) -> tuple[list[str], list[str]]:

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image
 
 from raytrain.data import MNIST, ImageFolder, decode, mnist, packing
-from raytrain.data.image_files import EXTENSIONS
+from raytrain.data.trees import EXTENSIONS
 from raytrain.errors import BadSample, UserError
 
 SIZE = 16
