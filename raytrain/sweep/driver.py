@@ -25,7 +25,7 @@ from raytrain.driver.endings import Interrupted, RunFailed, way_on
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.options import Options
 from raytrain.driver.session import Session
-from raytrain.files import reason, write_atomically
+from raytrain.files import known_json, reason, write_atomically
 from raytrain.loggers import Logger, RunInfo
 from raytrain.run import copies
 from raytrain.run.begin import begin, check_writable, stem_of
@@ -87,7 +87,6 @@ def sweep(
         path, lock = begin(options.out, options.name, stem, fill)
         with lock, _disk_of(path):
             driver = _Driver(path, planned, observer, command_started, report, not session.own)
-            driver.trials.before = 0.0  # what `fill` wrote is this command's own time
             observer.planned(planned.lines(driver.info.where))
             try:
                 return driver.run(session, options)
@@ -133,7 +132,8 @@ def resume(
         with Session(options.address, options.verbose) as session:
             planned = make(value, session.resources, path)
             _check_data(path, planned)
-            driver = _Driver(path, planned, observer, command_started, report, not session.own)
+            earlier = _seconds(path)
+            driver = _Driver(path, planned, observer, command_started - earlier, report, not session.own)
             found = [record.read(record.folder(path, n)) for n in range(value.count)]
             observer.planned([*planned.lines(driver.info.where), ("goes on", _begun(found))])
             if driver.trials.away is not None:
@@ -144,7 +144,7 @@ def resume(
             told = Told(path, len(value.callbacks))
             if all(_ended(one) and not told.behind(n) for n, one in enumerate(found)):
                 driver.trials.clear()
-                driver.trials.command_started = time.time()  # nothing is trained: the sweep takes no longer
+                driver.trials.began = time.time() - earlier  # nothing is trained: the sweep takes no longer
                 with driver.uploads:
                     best = driver.close("completed")["best"]
                 return driver.outcome("completed", best)
@@ -155,6 +155,7 @@ class _Driver:
     """One session of a sweep.
 
     Args:
+        began: as for `Trials`.
         cluster: whether the trials run on the nodes of a cluster.
     """
 
@@ -163,12 +164,12 @@ class _Driver:
         path: Path,
         planned: SweepPlan,
         observer: Logger,
-        command_started: float,
+        began: float,
         report: Report,
         cluster: bool,
     ):
         self.path, self.sweep, self.observer, self.report = path, planned.sweep, observer, report
-        self.trials = Trials(path, planned, command_started)
+        self.trials = Trials(path, planned, began)
         begun = self.trials.begun.copy
         self.uploads = Uploads(path, begun, observer.note)
         if cluster and self.uploads.url is not None:
@@ -269,6 +270,12 @@ class _Driver:
         self.report(self.path, answer)
         self.observer.finish(self.info, answer)
         return answer
+
+
+def _seconds(path: Path) -> float:
+    """Return how long the earlier commands of a sweep took."""
+    seconds = known_json(path / "sweep.json").get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def _ended(found: dict[str, Any] | None) -> bool:

@@ -36,7 +36,7 @@ class Trials:
     Args:
         path: the sweep's directory.
         planned: its plan.
-        command_started: Unix time at which the user's command began.
+        began: Unix time at which the sweep began, without the time between its commands.
 
     Attributes:
         leaving: the trials are to stop, each with a checkpoint.
@@ -46,9 +46,9 @@ class Trials:
         scalings: the planned scaling of each trial that this object has proposed.
     """
 
-    def __init__(self, path: Path, planned: SweepPlan, command_started: float):
+    def __init__(self, path: Path, planned: SweepPlan, began: float):
         self.path, self.planned = path, planned
-        self.sweep, self.command_started = planned.sweep, command_started
+        self.sweep, self.began = planned.sweep, began
         self.objectives, self.limits = self.sweep.objectives, self.sweep.limits
         self._looks = record.Figures(self.objectives, self.sweep.experiment, self.limits)
         self.search = self.sweep.search.start(self.sweep.axes, self.objectives, self.sweep.experiment.seed)
@@ -70,9 +70,7 @@ class Trials:
         self.bare: set[int] = set()
         """Ended trials whose checkpoints are removed."""
         self.scalings: dict[int, Scaling] = {}
-        before = known_json(path / "sweep.json")
-        seconds, concurrent = before.get("seconds"), before.get("concurrent")
-        self.before = float(seconds) if isinstance(seconds, int | float) else 0.0
+        concurrent = known_json(path / "sweep.json").get("concurrent")
         self.concurrent = planned.concurrent  # of all sessions: they measured times and speeds
         if self.begun and isinstance(concurrent, int):
             self.concurrent = max(concurrent, planned.concurrent)
@@ -274,7 +272,7 @@ class Trials:
             "best": ranked[0] if ranked else None,
             "front": front,
             **found,
-            "seconds": time.time() - self.command_started + self.before,
+            "seconds": time.time() - self.began,
             "concurrent": self.concurrent,
             "data_fingerprint": self.planned.fingerprints,
             "trials": records,

@@ -120,7 +120,7 @@ def run(
         saving.look()
         if trials.sweep.experiment.loggers:
             loggers.update(records)
-        observer.trials(records, trials.modes(), time.time() - trials.command_started + trials.before, trials.count)
+        observer.trials(records, trials.modes(), time.time() - trials.began, trials.count)
         if deadline is None and (len(trials.ended) > before or any(one["status"] == "running" for one in records)):
             deadline = time.monotonic() + (trials.sweep.budget_seconds or float("inf"))
         over = over or (deadline is not None and time.monotonic() > deadline)
