@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -27,15 +27,10 @@ from raytrain.user_code import hints
 from raytrain.user_code.wrappers import target_of
 
 FLAT = tyro.conf.arg(name="")
-
-
+"""Marks an argument of a command whose own fields are the flags."""
 STRATEGY_HELP = (
     f"--parallel.strategy NAME is one of {', '.join(STRATEGIES)}, and decides which other --parallel flags exist."
 )
-
-
-_FLAT_NAMES = ("experiment", "options", "settings", "spread", "columns")
-"""Arguments of commands whose own fields are the flags, as `FLAT` says to tyro."""
 
 
 _PROSE = re.compile(r"[^\x1b│╭╰|+ ]")
@@ -201,8 +196,10 @@ def _parts(command: Callable) -> dict[str, Any]:
             if dataclasses.is_dataclass(one):
                 visit(f"{path}.{number}", one)
 
+    types = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        visit("" if name in _FLAT_NAMES else name, parameter.default)
+        flat = FLAT in getattr(types.get(name), "__metadata__", ())
+        visit("" if flat else name, parameter.default)
     return parts
 
 
