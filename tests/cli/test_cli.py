@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import re
@@ -16,7 +17,10 @@ from helpers.commands import DIGITS, REPOSITORY, fails, no_runs, succeeds, witho
 
 from raytrain import Experiment, Sweep, __version__, config
 from raytrain.cli.commands import COMMANDS
+from raytrain.cli.flags.loggers import _LOGGERS
 from raytrain.cli.flags.parsing import describe
+from raytrain.cli.flags.train import Resume
+from raytrain.driver.options import Options
 from raytrain.run.experiment_file import load
 from raytrain.sweep.sweep import load as load_sweep
 
@@ -113,6 +117,12 @@ def test_help_shows_every_field_with_its_value(capsys: Capture) -> None:
     for flag in ("--out", "--name", "--address", "--dry_run", "--verbose"):
         assert flag in said
     assert "(default: 32 64)" in said and "(default: 0.05)" in said
+
+
+@pytest.mark.parametrize("kind", [Options, Resume])
+def test_help_of_log_names_every_logger(kind: type) -> None:
+    said = inspect.getsource(kind).partition("    log:")[2].partition("    profile:")[0]
+    assert {*re.findall(r"tensorboard|csv|mlflow|wandb", said)} == {*_LOGGERS}
 
 
 # The plan

@@ -31,7 +31,8 @@ class Resume:
     dry_run: bool = False
     """Print the plan and stop."""
     log: tuple[str, ...] = ()
-    """Follow the run with tensorboard, csv or mlflow, besides the experiment's loggers, from its first step on."""
+    """Follow the run with tensorboard, csv, mlflow or wandb, besides the experiment's loggers, from its first step
+    on."""
     profile: bool = False
     """Trace 20 steps after the first 10 of this command on each worker, and print what takes their time."""
     report: bool = True
