@@ -13,7 +13,7 @@ from typing import Any
 
 from raytrain import errors
 from raytrain.user_code.places import place
-from raytrain.user_code.wrappers import Wrapper
+from raytrain.user_code.wrappers import Wrapper, by_function
 
 _BASES = ("Images", "FileImages", "MaskedImages", "Supervised", "Simulated", "ClassMetric", "Early")
 """Classes that are of use only as the base of others."""
@@ -247,8 +247,8 @@ def _wrapped(value: Any, wanted: type) -> str:
     name, rate = target.__name__, getattr(value, "defaults", {}).get("lr")
     tunes = _module(target).startswith("ray.")  # of which files import classes by name
     path = name if tunes or "(" in _full_name(target) else _full_name(target)
-    if name in ("Sequential", "ModuleList"):
-        return f"{wrapper.__name__}(net), with `def net(): return nn.{name}(...)` above it"
+    if function := by_function(wrapper.__name__, name):
+        return function
     given = [f"lr={rate:g}"] if isinstance(rate, int | float) else []
     return f"{wrapper.__name__}({', '.join([path, *given, *(f'{one}=...' for one in needed)])})"
 

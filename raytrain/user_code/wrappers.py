@@ -122,7 +122,7 @@ class Wrapper(type):
                 more[name] = (argument and argument.hint) or type_of(value)
             elif argument.hint is None and isinstance(value, list | tuple):  # a scalar may become any other
                 more[name] = type_of(value)
-        return _made(cls, target, frozenset(more.items()))
+        return _dataclass(cls, target, frozenset(more.items()))
 
     def check(cls, target: Any) -> None:
         """Check that a target is a class or a function that saved JSON can name, and may.
@@ -134,10 +134,8 @@ class Wrapper(type):
         how = f"write {name}({wraps.example}, ...)"
         if not isinstance(target, type | types.FunctionType):
             kind = type(target).__name__
-            if kind in ("Sequential", "ModuleList"):  # whose arguments are modules
-                how = f"write {name}(net), with `def net(): return nn.{kind}(...)` above it"
-            elif wraps.derives(type(target)):
-                how = f"write {name}({kind}, ...)"
+            if made := by_function(name, kind) or (wraps.derives(type(target)) and f"{name}({kind}, ...)"):
+                how = f"write {made}"
             raise errors.UserError(f"{name} takes {wraps.wanted}, got {_described(target)}", f"in {name}", how)
         where, title = f"in {name}({where_is(target)})", target.__qualname__
         if "<" in title:
@@ -255,6 +253,13 @@ def name_of(kind: type) -> tuple[str, Any]:
     return _wrapper(kind).__name__, target_of(kind)
 
 
+def by_function(wrapper: str, kind: str) -> str:
+    """Return how to wrap a function in place of a class whose arguments are modules; nothing for any other class."""
+    if kind not in ("Sequential", "ModuleList"):
+        return ""
+    return f"{wrapper}(net), with `def net(): return nn.{kind}(...)` above it"
+
+
 def where_is(target: Any) -> str:
     """Return a target's name for a message, with file and line of the user's own."""
     named = place(target)
@@ -281,7 +286,7 @@ def load_library(module: str) -> None:
 
 
 @cache
-def _made(wrapper: Wrapper, target: Any, more: frozenset[tuple[str, Any]]) -> type:
+def _dataclass(wrapper: Wrapper, target: Any, more: frozenset[tuple[str, Any]]) -> type:
     """Return the dataclass.
 
     Args:
