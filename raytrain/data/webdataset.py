@@ -42,18 +42,18 @@ class WebDataset(Images):
     def __post_init__(self) -> None:
         check(self, val_fraction=between(0, 1))
         super().__post_init__()
-        if self._named.startswith("json") and not self._named.startswith("json."):
+        if self._label_suffix.startswith("json") and not self._label_suffix.startswith("json."):
             raise errors.UserError("label names a .json member, but no entry", "in WebDataset", 'write "json.label"')
 
     @property
-    def _named(self) -> str:
-        """`label`, with its suffix as members are compared with it."""
+    def _label_suffix(self) -> str:
+        """`label` as the suffixes of members are compared with it: in lower case, but for the NAME of `json.NAME`."""
         suffix, dot, entry = self.label.lstrip(".").partition(".")
         return suffix.lower() + dot + (entry if suffix.lower() == "json" else entry.lower())
 
     @property
-    def _of(self) -> str:
-        """`image`, as members are compared with it."""
+    def _image_suffix(self) -> str:
+        """`image` as the suffixes of members are compared with it."""
         return self.image.lower().lstrip(".")
 
     def index(self) -> dict[str, Index]:
@@ -62,7 +62,8 @@ class WebDataset(Images):
             raise errors.no_root("WebDataset")
         tars = with_pillow().tars
         files = tars.shards(self.root)
-        table = tars.members(files, self._named, self._of, None if self.cache == "off" else self._cache_folder())
+        kept = None if self.cache == "off" else self._cache_folder()
+        table = tars.members(files, self._label_suffix, self._image_suffix, kept)
         if not len(table):
             how = "give shards with members such as 000.jpg and 000.cls"
             raise errors.UserError("no shard holds an image", tars.byte_files.shown(self.root), how)
@@ -124,7 +125,7 @@ class WebDataset(Images):
         be cached."""
         tars = with_pillow().tars
         files, found = tars.shards(self.root), []
-        count, first = tars.left_out(files, self._named, self._of)
+        count, first = tars.left_out(files, self._label_suffix, self._image_suffix)
         if count:
             samples = ("samples have", "are") if count > 1 else ("sample has", "is")
             kinds = " ".join(tars.EXTENSIONS)
@@ -154,7 +155,7 @@ class WebDataset(Images):
         shown = with_pillow().byte_files.shown
         if (codes < 0).any():
             row = int(codes.argmin())
-            suffix, entry = tars.parted(self._named)
+            suffix, entry = tars.parted(self._label_suffix)
             name = table["name"][row].as_py()
             what = f"{name!r} has no label" + (f" {entry!r} in its .json" if entry else "")
             # Of 0.v1.jpg the suffix is v1.jpg: the label is probably in 0.v1.cls.
