@@ -309,7 +309,7 @@ def _inside(entries: Entries, path: str) -> list[str] | None:
         if not entries(folder).get(name):
             return None
         folder = f"{folder}/{name}" if folder else name
-    return [name for name, inside in entries(folder).items() if inside and not name.startswith(".")]
+    return with_pillow().trees.parted(entries(folder))[1]
 
 
 def _there(tree: Any, entries: Entries, path: str, field: str) -> list[str]:

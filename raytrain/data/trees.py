@@ -125,6 +125,16 @@ def tree(root: str, suffixes: tuple[str, ...] = EXTENSIONS) -> LocalTree | UrlTr
     return LocalTree(path, suffixes)
 
 
+def parted(entries: dict[str, bool]) -> tuple[list[str], list[str]]:
+    """Return the names of the files in a folder, and of the folders that are not hidden.
+
+    Args:
+        entries: what `LocalTree.entries` returns.
+    """
+    folders = [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
+    return [name for name, is_folder in entries.items() if not is_folder], folders
+
+
 def stamp(root: Path, folder: str) -> list[int]:
     """Return what changes when an entry of a folder is added, removed or renamed: its number, and its times of change
     in ns; nothing for one that is gone."""

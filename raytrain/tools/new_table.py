@@ -72,11 +72,9 @@ def is_table(root: str) -> bool:
 def entries(root: str, folder: str = "") -> tuple[list[str], list[str]]:
     """Return the names of the files in a folder, and of the folders that are not hidden; none if it cannot be read."""
     try:
-        found = with_pillow().trees.tree(root).entries(folder)
+        return with_pillow().trees.parted(with_pillow().trees.tree(root).entries(folder))
     except (OSError, errors.UserError):  # reported when it is read
         return [], []
-    files = [name for name, inside in found.items() if not inside]
-    return files, [name for name, inside in found.items() if inside and not name.startswith(".")]
 
 
 def table_in(folder: str) -> str:

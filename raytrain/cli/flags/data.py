@@ -80,14 +80,14 @@ def _check_allowed(place: str) -> None:
 
 def _of_folder(place: str) -> Data:
     """Return the source that a folder, or one at a URL, is by the names in it."""
-    tree = with_pillow().trees.tree(place)
+    parted, tree = with_pillow().trees.parted, with_pillow().trees.tree(place)
     try:
         top = tree.entries("")
         if {"manifest.json", ".packing"} & top.keys():
             return Packed(place)
         if (masked := maskfolder.recognised(place, tree)) is not None:
             return masked
-        files, folders = _parted(top)
+        files, folders = parted(top)
         shards = any(name.endswith(".tar") for name in files)
         if folders:
             # Shards and tables may be in a folder for each split, or in one folder beside a README.
@@ -95,7 +95,7 @@ def _of_folder(place: str) -> Data:
             only = folders[0] if len(folders) == 1 else None
             split = next((name for name in folders if name.lower() in splits), None)
             inside = split or (None if shards else only)
-            below, deeper = _parted(tree.entries(inside)) if inside else ([], [])
+            below, deeper = parted(tree.entries(inside)) if inside else ([], [])
             if shards and split and deeper and _has_images(tree.entries(f"{split}/{deeper[0]}")):
                 return ImageFolder(place)  # torchvision's ImageNet has its archives beside the folders
             files = files if shards else [] if deeper else below
@@ -123,12 +123,6 @@ def check_place(path: str) -> None:
 
 def _has_images(entries: dict[str, bool]) -> bool:
     return any(name.lower().endswith(with_pillow().trees.EXTENSIONS) for name in entries)
-
-
-def _parted(entries: dict[str, bool]) -> tuple[list[str], list[str]]:
-    """Return the names of files, and of folders that are not hidden."""
-    folders = [name for name, is_folder in entries.items() if is_folder and not name.startswith(".")]
-    return [name for name, is_folder in entries.items() if not is_folder], folders
 
 
 def of_source(source: Data, settings: Any) -> Callable[..., Any]:
