@@ -26,6 +26,11 @@ LARGEST = 1 << 26
 _CHUNK = 1 << 20
 
 
+def is_url(place: Path | str) -> bool:
+    """Return whether a place is a URL, not a path of this machine."""
+    return "://" in str(place)
+
+
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Replace a file so that readers see the old or the new content, and a crash leaves one of them.
 

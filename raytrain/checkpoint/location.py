@@ -8,13 +8,9 @@ import threading
 from pathlib import Path
 
 from raytrain.data.cache import default_folder
+from raytrain.files import is_url
 
 URL = "url"
-
-
-def is_url(place: Path | str) -> bool:
-    """Return whether a place is a URL, not a directory."""
-    return "://" in str(place)
 
 
 def join(out: str, name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain.cli.flags.arguments import first_argument
+from raytrain.files import is_url
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read(name: str, arguments: list[str]) -> tuple[str, Any]:
         if resumed := again.again(arguments):
             name, arguments = "resume", resumed
     path = first_argument(arguments)
-    if path is not None and "://" in path and name in ("resume", "sweep", "folds", "report"):
+    if path is not None and is_url(path) and name in ("resume", "sweep", "folds", "report"):
         at_url = importlib.import_module("raytrain.sweep.at_url")
         if found := at_url.opened(path):
             path, arguments = str(found), [str(found), *arguments[1:]]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raytrain import config, errors
-from raytrain.checkpoint.location import is_url
 from raytrain.data.manifest import is_table
 from raytrain.experiment import Experiment
+from raytrain.files import is_url
 from raytrain.loggers import Logger
 from raytrain.run.experiment_file import refuse_while_loading
 from raytrain.run.run import Run

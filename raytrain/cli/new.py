@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from raytrain.checkpoint.location import is_url
-from raytrain.files import expanded
+from raytrain.files import expanded, is_url
 from raytrain.report.layout import show_next
 from raytrain.tools.new import check_new, experiment_text
 from raytrain.tools.new_table import Columns

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.checkpoint import location
 from raytrain.cli.answer import answered
 from raytrain.cli.started import command_started
 from raytrain.driver.observe import watched
 from raytrain.driver.options import Options
+from raytrain.files import is_url
 from raytrain.loggers import Logger
 from raytrain.report import sweep_page
 from raytrain.report.sweep import GrowingCSV, Table, write_files
@@ -83,7 +83,7 @@ def begun(found: Sweep | SweepRun | Path | str) -> tuple[Path | None, Sweep]:
     if isinstance(found, Sweep):
         return None, found
     where = found.where if isinstance(found, SweepRun) else str(found)
-    path = at_url.opened(where) if location.is_url(where) else Path(where)
+    path = at_url.opened(where) if is_url(where) else Path(where)
     if path is None or not (path / "sweep.json").is_file():
         raise errors.not_a_sweep(where)
     return path, load(path)[0]

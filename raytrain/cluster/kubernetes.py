@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from raytrain.checkpoint.location import is_url
 from raytrain.cluster import fields, security, versions
 from raytrain.cluster.document import Finding, Place
+from raytrain.files import is_url
 
 _KINDS = ("RayCluster", "RayJob")
 _SPOT = {

@@ -25,6 +25,7 @@ from pyarrow import fs
 
 from raytrain import errors
 from raytrain.data import patterns
+from raytrain.files import is_url
 from raytrain.watchdog import doing
 
 T = TypeVar("T")
@@ -58,11 +59,6 @@ class File(NamedTuple):
     path: str
     size: int | None
     time: int
-
-
-def is_url(root: str) -> bool:
-    """Return whether a place is a URL, not a path."""
-    return "://" in root
 
 
 def joined(base: str, name: str) -> str:

@@ -9,6 +9,7 @@ import os
 import pyarrow as pa
 
 from raytrain.data import byte_files, patterns
+from raytrain.files import is_url
 
 _CACHE = "cache-*.arrow"
 """Results of `map` and `filter`, which `datasets` keeps in the folder of a dataset."""
@@ -43,7 +44,7 @@ def data_files(root: str, files: list[str]) -> list[str]:
 
 
 def _folder(file: str) -> str:
-    path, mark, options = file.partition("?") if byte_files.is_url(file) else (file, "", "")
+    path, mark, options = file.partition("?") if is_url(file) else (file, "", "")
     return os.path.dirname(path) + mark + options
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from raytrain import errors, files
 from raytrain.data import byte_files, cache, decode
 from raytrain.data.source import Index
+from raytrain.files import is_url
 
 _AT_URL = 64
 """Images at a URL that a probe looks at."""
@@ -26,7 +27,7 @@ def content(path: str) -> bytes:
         BadSample: it cannot be read.
     """
     try:
-        return byte_files.content(path, decode.MAX_BYTES) if byte_files.is_url(path) else _bytes(path)
+        return byte_files.content(path, decode.MAX_BYTES) if is_url(path) else _bytes(path)
     except (ValueError, OSError) as error:
         raise errors.BadSample(byte_files.shown(path), files.reason(error)) from error
 
@@ -38,7 +39,7 @@ def contents(base: str, names: list[str]) -> Iterator[bytes]:
         BadSample: one of them cannot be read.
     """
     paths = [byte_files.joined(base, name) for name in names]
-    return byte_files.at_once(content, paths) if any(map(byte_files.is_url, paths)) else map(content, paths)
+    return byte_files.at_once(content, paths) if any(map(is_url, paths)) else map(content, paths)
 
 
 def part(place: tuple[str, int, int]) -> bytes:
@@ -70,7 +71,7 @@ def probe_some(base: str, names: list[str], channels: int) -> list[errors.BadSam
     Raises:
         UserError: storage does not answer, or refuses the credentials.
     """
-    first = next(path for path in (byte_files.joined(base, name) for name in names) if byte_files.is_url(path))
+    first = next(path for path in (byte_files.joined(base, name) for name in names) if is_url(path))
     try:  # one before the others, since the user waits: each of them would fail, after several attempts
         byte_files.opened(first).close()
     except FileNotFoundError:

@@ -17,7 +17,7 @@ from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, FileImages, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
-from raytrain.files import reason
+from raytrain.files import is_url, reason
 
 _LAYOUT = "give a folder with train/<class>/*.jpg and val/<class>/*.jpg, or with <class>/*.jpg alone"
 
@@ -90,7 +90,7 @@ class ImageFolder(FileImages):
         return splits
 
     def _held_out(self) -> list[str]:
-        there = "://" in self.root or os.path.isdir(os.path.expanduser(self.root))
+        there = is_url(self.root) or os.path.isdir(os.path.expanduser(self.root))
         found = _split_folders(with_pillow().trees.tree(self.root)) if there else {}
         if "train" not in found or "val" in found:
             return []

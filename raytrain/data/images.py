@@ -17,7 +17,7 @@ from raytrain import errors, order
 from raytrain.config import above, at_least, check
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Data, Index
-from raytrain.files import existing
+from raytrain.files import existing, is_url
 
 if TYPE_CHECKING:
     from raytrain.data.crops import Crops
@@ -284,7 +284,7 @@ class Images(Data):
         if self.cache == "off" or index.times is None or not self.decodes or self.own_code:
             return None
         base = self._base()
-        root = base if "://" in base else os.path.abspath(base)
+        root = base if is_url(base) else os.path.abspath(base)
         entry = with_pillow().image_files.cache_entry
         return entry(self._cache_folder(), index, root, self.size, self.channels, self.resampling)
 
@@ -293,12 +293,12 @@ class Images(Data):
 
     def _base(self) -> str:
         """Return the folder or URL that the samples' paths are relative to."""
-        return self.root if "://" in self.root else os.path.expanduser(self.root)
+        return self.root if is_url(self.root) else os.path.expanduser(self.root)
 
 
 def absolute(path: str) -> str:
     """Return a path as it holds in any folder; URLs, and an empty text, as they are."""
-    return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))
+    return path if not path or is_url(path) else os.path.abspath(os.path.expanduser(path))
 
 
 def _is_ours(method: Any) -> bool:
@@ -321,7 +321,7 @@ class FileImages(Images):
     def pixel_size(self, index: Index, sample: int) -> tuple[int, int] | None:
         """Return an image's width and height in pixels, of a file from its header."""
         where = self.where(index, sample)
-        if "://" in where or not index.in_files:  # such as bytes in a table
+        if is_url(where) or not index.in_files:  # such as bytes in a table
             return super().pixel_size(index, sample)
         return with_pillow().image_files.pixel_size(where)
 
@@ -334,7 +334,7 @@ class FileImages(Images):
             return known
         chosen = order.spread(len(index), PROBES)
         root, names = self._base(), index.names(chosen)
-        if "://" in root or any("://" in name for name in names):
+        if is_url(root) or any(is_url(name) for name in names):
             return files.probe_some(root, names, self.channels)
         shares = [names[start : start + 500] for start in range(0, len(names), 500)]  # a future for each costs more
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -19,7 +19,7 @@ from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, absolute, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
-from raytrain.files import reason
+from raytrain.files import is_url, reason
 
 WITH_BYTES = (".parquet", ".pq", ".arrow")
 """Suffixes of tables that can hold the images' bytes."""
@@ -235,7 +235,7 @@ class Manifest(masks.MaskedImages):
     def _file(self) -> str:
         if not self.root:
             raise errors.no_root("Manifest")
-        return self.root if "://" in self.root else os.path.expanduser(self.root)
+        return self.root if is_url(self.root) else os.path.expanduser(self.root)
 
     def _named_splits(self, files: tuple[str, ...]) -> np.ndarray:
         """Return the number of each file's split in SPLITS by its name, int64 [files]: train for a single file."""
@@ -262,8 +262,8 @@ class Manifest(masks.MaskedImages):
 
     def _base(self) -> str:
         if self.folder:
-            return self.folder if "://" in self.folder else os.path.expanduser(self.folder)
-        path, mark, options = self._file().partition("?") if "://" in self.root else (self._file(), "", "")
+            return self.folder if is_url(self.folder) else os.path.expanduser(self.folder)
+        path, mark, options = self._file().partition("?") if is_url(self.root) else (self._file(), "", "")
         fixed, pattern = patterns.parted(path)
         if "*" in pattern or len(patterns.expanded(pattern)) > 1:
             path = fixed or "."
@@ -280,7 +280,7 @@ class Manifest(masks.MaskedImages):
             return None
         start = "" if base == "." else f"{shown(base).rstrip('/')}/"
         folders = [os.path.dirname(shown(one).removeprefix(start)) for one in files]
-        folders = list(map(unquote, folders)) if "://" in base else folders
+        folders = list(map(unquote, folders)) if is_url(base) else folders
         return np.repeat(np.array(folders, object), counts) if any(folders) else None
 
     def _splits(self, table: dict[str, Any]) -> np.ndarray:

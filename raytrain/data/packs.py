@@ -18,9 +18,9 @@ import pyarrow as pa
 from raytrain import errors, files
 from raytrain.data import budget as budgets
 from raytrain.data import cache
-from raytrain.data.byte_files import FIRST_SECONDS, SECONDS, TRIES, is_url, located, refused, retried
+from raytrain.data.byte_files import FIRST_SECONDS, SECONDS, TRIES, located, refused, retried
 from raytrain.data.shards import MANIFEST, Pack, damaged_file, parsed
-from raytrain.files import existing, expanded
+from raytrain.files import existing, expanded, is_url
 from raytrain.watchdog import doing
 
 _CHUNK = 8 << 20

@@ -7,12 +7,14 @@ import os
 import re
 from pathlib import Path
 
+from raytrain.files import is_url
+
 
 def parted(path: str) -> tuple[str, str]:
     """Return the folder of a path or pattern that no pattern is in, which may be empty, and the rest, which is empty
     for a path that is there."""
     parts = path.split("/")
-    if "://" in path:
+    if is_url(path):
         odd = (number for number, part in enumerate(parts) if "*" in part or len(expanded(part)) > 1)
         count = next(odd, len(parts) - 1)
     else:  # a folder's own name may look like a pattern

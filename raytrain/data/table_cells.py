@@ -15,6 +15,7 @@ from pyarrow import parquet
 from raytrain import errors
 from raytrain.data import byte_files
 from raytrain.data.row_groups import RowGroups
+from raytrain.files import is_url
 from raytrain.machine import host_memory
 
 ARROW = (".arrow",)
@@ -99,12 +100,12 @@ def _group_sizes(root: str, column: str) -> list[tuple[int, int]]:
 
 def _stamp(root: str) -> int:
     """Return the time of a file's last change, by which what is kept of it is known; 0 at a URL."""
-    return 0 if byte_files.is_url(root) else os.stat(root).st_mtime_ns
+    return 0 if is_url(root) else os.stat(root).st_mtime_ns
 
 
 @lru_cache(maxsize=64)
 def _arrow(root: str, stamp: int) -> pa.Table:
-    source: Any = pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else pa.memory_map(root)
+    source: Any = pa.BufferReader(byte_files.content(root)) if is_url(root) else pa.memory_map(root)
     try:
         return pa.ipc.open_stream(source).read_all()  # as Hugging Face writes them
     except pa.ArrowInvalid:
@@ -128,7 +129,7 @@ def _row_group(root: str, column: str, number: int, size: int) -> pa.ChunkedArra
         with parquet.ParquetFile(byte_files.opened(root)) as file:
             return file.read_row_group(number, columns=[column]).column(0)
 
-    return _bytes_in(byte_files.retried(work) if byte_files.is_url(root) else work(None))
+    return _bytes_in(byte_files.retried(work) if is_url(root) else work(None))
 
 
 def _bytes_in(found: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -14,6 +14,7 @@ from pyarrow import json as arrow_json
 from raytrain import errors
 from raytrain.data import byte_files, hugging_face, spelling
 from raytrain.data.table_cells import ARROW, is_arrow, mapped
+from raytrain.files import is_url
 
 _CSV, _JSON = (".csv", ".tsv"), (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet", ".pq"
@@ -36,12 +37,12 @@ def files(root: str, fresh: bool = False) -> tuple[str, ...]:
     """
     if fresh or root not in _FILES:
         how = "give a .csv, .tsv, .jsonl, .parquet or .arrow file"
-        if not byte_files.is_url(root) and not os.path.exists(root) and "*" not in root and "{" not in root:
+        if not is_url(root) and not os.path.exists(root) and "*" not in root and "{" not in root:
             raise errors.no_such_file(root, "file")
         try:
             found = hugging_face.data_files(root, [one.path for one in byte_files.files(root, (*_PARQUET, *ARROW))])
         except (OSError, ValueError) as error:
-            if byte_files.is_url(root):
+            if is_url(root):
                 raise byte_files.refused(root, error) from None
             raise errors.UserError("no table is there", root, how) from None
         for one in found:
@@ -79,7 +80,7 @@ def _opened(root: str, work: Any) -> Any:
     try:
         return work()
     except (pa.ArrowException, OSError) as error:
-        if byte_files.is_url(root) and isinstance(error, OSError):
+        if is_url(root) and isinstance(error, OSError):
             raise byte_files.refused(root, error) from None
         reason, where = errors.one_line(str(error), 200), byte_files.shown(root)
         how = "write an object a line" if "to array in row 0" in reason else "mend the file"
@@ -121,7 +122,7 @@ def _columns(root: str, kinds: dict[str, Kind]) -> pa.Table:
     few = [name for name in coded if name in texts]  # as numbers, many rows of them take a fraction of the memory
     if _name(root).endswith(_PARQUET):
         source = byte_files.opened(root)
-        whole = parquet.ParquetFile(source, read_dictionary=few, pre_buffer=byte_files.is_url(root)).read(names)
+        whole = parquet.ParquetFile(source, read_dictionary=few, pre_buffer=is_url(root)).read(names)
         for place, one in enumerate(whole.schema):
             if one.name in few and one.type != _CODES:  # another type of text
                 column = whole.column(place).cast(pa.string()).dictionary_encode()
@@ -148,7 +149,7 @@ def _without_times(kind: pa.DataType) -> pa.DataType:
 
 
 def _source(root: str) -> Any:
-    return pa.BufferReader(byte_files.content(root)) if byte_files.is_url(root) else root
+    return pa.BufferReader(byte_files.content(root)) if is_url(root) else root
 
 
 def _read_csv(root: str, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
@@ -265,7 +266,7 @@ def strings(column: pa.ChunkedArray) -> pa.StringArray:
 def below(folders: np.ndarray, paths: pa.StringArray) -> pa.StringArray:
     """Return paths with the folder of each (str [n]) before them; absolute paths and URLs stay as they are."""
     found = (
-        path if not folder or byte_files.is_url(path) else os.path.join(folder, path)
+        path if not folder or is_url(path) else os.path.join(folder, path)
         for folder, path in zip(folders, paths.to_pylist(), strict=True)
     )
     return pa.array(found, pa.string())
@@ -299,9 +300,9 @@ def numbers(columns: list[pa.ChunkedArray]) -> np.ndarray | None:
 def status(base: str, paths: pa.StringArray) -> tuple[np.ndarray, np.ndarray] | None:
     """Return sizes and times of files, int64 [n] each, 0 for missing ones; None for more than 200,000 files and
     for files at URLs."""
-    if len(paths) > _STAT or byte_files.is_url(base):
+    if len(paths) > _STAT or is_url(base):
         return None
-    if any(map(byte_files.is_url, paths.to_pylist())):
+    if any(map(is_url, paths.to_pylist())):
         return None
 
     def look(share: list[str]) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from raytrain.data import byte_files, kept
 from raytrain.data.source import Index
 from raytrain.data.trees import EXTENSIONS
 from raytrain.data.webdataset import COMPRESSED
+from raytrain.files import is_url
 
 VERSION = 5
 """Increase it with every change of the members that are found: entries of the cache are named by it."""
@@ -61,7 +62,7 @@ def shards(root: str) -> list[byte_files.File]:
         where = error.filename or str(error)
         raise errors.UserError("no shard is there", byte_files.shown(where), how) from None
     except (OSError, ValueError) as error:
-        if byte_files.is_url(root):
+        if is_url(root):
             raise byte_files.refused(root, error) from None
         raise errors.UserError(f"the shards cannot be read: {error}", root, "make them readable") from None
     for one in found:
@@ -120,7 +121,7 @@ def members(files: list[byte_files.File], label: str, image: str, folder: Path |
 
 def _samples(path: str, label: str, image: str) -> tuple[pa.Table, list[str]]:
     try:
-        if byte_files.is_url(path):
+        if is_url(path):
             return byte_files.retried(lambda sign: _scan(path, label, image, sign))
         return _scan(path, label, image, lambda: None)
     except (tarfile.TarError, EOFError) as error:
@@ -129,7 +130,7 @@ def _samples(path: str, label: str, image: str) -> tuple[pa.Table, list[str]]:
             f"the shard is no tar file, or damaged: {reason}", byte_files.shown(path), "write it again, uncompressed"
         ) from None
     except OSError as error:
-        if byte_files.is_url(path):
+        if is_url(path):
             raise byte_files.refused(path, error) from None
         raise errors.UserError(f"the shard cannot be read: {error.strerror}", path, "make it readable") from None
 
@@ -205,7 +206,7 @@ class _Member(tarfile.TarInfo):
 
 def _check_end(path: str, source: Any) -> None:
     """Check that nothing follows the first empty block of a shard on this machine, which tarfile takes for its end."""
-    while not byte_files.is_url(path) and (rest := source.read(_MOST_TEXT)):
+    while not is_url(path) and (rest := source.read(_MOST_TEXT)):
         if rest.strip(b"\0"):
             more = source.tell() - len(rest.lstrip(b"\0"))
             raise _ReadError(f"an empty block ends it, and at byte {more:,} more data follows")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from raytrain import errors
 from raytrain.data import byte_files
+from raytrain.files import is_url
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The suffixes of images, as in torchvision's ImageFolder. Other files and hidden files are reported as ignored."""
@@ -109,7 +110,7 @@ def tree(root: str, suffixes: tuple[str, ...] = EXTENSIONS) -> LocalTree | UrlTr
     Raises:
         UserError: there is no such folder, it is a file, or out of reach; a URL is noticed when it is listed.
     """
-    if byte_files.is_url(root):
+    if is_url(root):
         return UrlTree(root, suffixes)
     path = Path(os.path.expanduser(root))
     if os.path.isfile(path):

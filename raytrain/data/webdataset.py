@@ -16,6 +16,7 @@ from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, Images, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
+from raytrain.files import is_url
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 """Suffixes of shards that must be unpacked first: images are read by their offsets."""
@@ -80,7 +81,7 @@ class WebDataset(Images):
             paths=paths,
             sizes=sizes,
             times=np.array([one.time for one in files], np.int64)[shard],
-            shards=tuple(one.path if "://" in one.path else os.path.abspath(one.path) for one in files),
+            shards=tuple(one.path if is_url(one.path) else os.path.abspath(one.path) for one in files),
             shard=shard,
             offset=table["offset"].to_numpy(),
             length=sizes,
@@ -104,7 +105,7 @@ class WebDataset(Images):
 
     def encoded(self, index: Any, samples: np.ndarray) -> Iterator[bytes]:  # type: ignore[override]
         """Yield the bytes of some images, from their places in the shards."""
-        rows, files = index.rows[samples], with_pillow().byte_files
+        rows = index.rows[samples]
         numbers, shards = index.shard[rows].tolist(), index.shards
         wanted = [
             (shards[number], offset, length)
@@ -113,7 +114,7 @@ class WebDataset(Images):
             )
         ]
         images = with_pillow().image_files
-        return images.parts(wanted) if files.is_url(self.root) else map(images.part, wanted)
+        return images.parts(wanted) if is_url(self.root) else map(images.part, wanted)
 
     def where(self, index: Any, sample: int) -> str:  # type: ignore[override]
         """Return a sample's shard and the name of its image in it."""

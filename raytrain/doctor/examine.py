@@ -7,12 +7,11 @@ import uuid
 from pathlib import Path
 
 from raytrain import errors
-from raytrain.checkpoint import location
 from raytrain.doctor.checks import Survey
 from raytrain.doctor.facts import Facts, gather, remove
 from raytrain.driver import limits
 from raytrain.driver.session import Session
-from raytrain.files import existing
+from raytrain.files import existing, is_url
 
 
 def examine(address: str | None = None, out: str = "runs") -> Survey:
@@ -25,7 +24,7 @@ def examine(address: str | None = None, out: str = "runs") -> Survey:
     Raises:
         UserError: no cluster answers at the address.
     """
-    folder = out if location.is_url(out) else str(existing(Path(out)))
+    folder = out if is_url(out) else str(existing(Path(out)))
     mark = f".raytrain-doctor-{uuid.uuid4().hex[:12]}"
     own = f"{mark}-here"
     try:

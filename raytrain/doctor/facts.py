@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain.driver.credentials import token_file
 from raytrain.driver.network import answers, gloo, interfaces, nccl, of_host_name
+from raytrain.files import is_url
 from raytrain.machine import host_cpus, host_memory
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def gather(
 def probe(out: str, file: str, write: bool = False) -> str | None:
     """Write a file that holds its own name, or read one. Return why that failed, or None."""
     try:
-        if "://" in out:
+        if is_url(out):
             if write:
                 _storage(out).write(file, file.encode())
             return None if write or _storage(out).read(file) == file.encode() else "it has other contents"
@@ -189,7 +190,7 @@ def clock() -> float:
 def remove(out: str, files: Sequence[str]) -> None:
     """Remove the files that were written."""
     with contextlib.suppress(Exception):
-        if "://" in out:
+        if is_url(out):
             for file in files:
                 _storage(out).remove(file)
         else:

@@ -17,7 +17,7 @@ from raytrain.driver.resources import Resources
 from raytrain.driver.sizing import reading_threads
 from raytrain.errors import BadSample, no_room
 from raytrain.experiment import Experiment
-from raytrain.files import size
+from raytrain.files import is_url, size
 from raytrain.order import spread
 from raytrain.training.threads import threads
 
@@ -117,7 +117,7 @@ def _known(data: Data, index: Index) -> bool:
 def _elsewhere(data: Data, resources: Resources) -> list[str]:
     """Return a note where other machines than this one fetch shards."""
     here = ("this machine", socket.gethostname())
-    if not isinstance(data, Packed) or "://" not in data.root or all(one.name in here for one in resources.by_node):
+    if not isinstance(data, Packed) or not is_url(data.root) or all(one.name in here for one in resources.by_node):
         return []
     return ["each node fetches shards to its own disk, and this machine's is the only one whose room is known"]
 
@@ -208,7 +208,7 @@ def _cached(data: Data, index: Index, total: int) -> list[str]:
 def _remote(data: Data, index: Index) -> bool:
     """Return whether samples are at a URL."""
     where = data.where(index, 0) if isinstance(data, Images) else ""
-    return "://" in where or "://" in str(getattr(data, "root", ""))
+    return is_url(where) or is_url(str(getattr(data, "root", "")))
 
 
 def _rate(data: Data, index: Index) -> float | None:

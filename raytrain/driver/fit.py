@@ -31,7 +31,7 @@ from raytrain.driver.resumption import checked, claimed
 from raytrain.driver.session import Session
 from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Experiment
-from raytrain.files import reason, write_atomically
+from raytrain.files import is_url, reason, write_atomically
 from raytrain.loggers import Logger, RunInfo
 from raytrain.run import copies, experiment_file
 from raytrain.run.begin import begin, check_writable, discard, stem_of
@@ -72,7 +72,7 @@ def train(
     shown = location.join(options.out, options.name or f"{stem}-N")
     with Session(options.address, options.verbose) as session:
         planned = plan.make(value, session.resources, shown)
-        planned.check_disk(location.mirror(shown) if location.is_url(shown) else Path(options.out))
+        planned.check_disk(location.mirror(shown) if is_url(shown) else Path(options.out))
         if options.dry_run:
             observer.planned(planned.lines())
             return None

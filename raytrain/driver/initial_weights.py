@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from raytrain import order
-from raytrain.checkpoint import layout, location
+from raytrain.checkpoint import layout
 from raytrain.data import Index
 from raytrain.driver import download
 from raytrain.experiment import Experiment
-from raytrain.files import expanded, write_atomically
+from raytrain.files import expanded, is_url, write_atomically
 from raytrain.models import Model
 from raytrain.run.run import Run
 
@@ -64,10 +64,10 @@ def _local(model: Model, classes: tuple[str, ...]) -> Model:
     if not model.declares_weights:
         return model
     named = model.weights
-    if location.is_url(named) and download.is_file(named):
+    if is_url(named) and download.is_file(named):
         return replace(model, weights=str(download.fetched(named)))
-    if location.is_url(named) or expanded(named).is_dir():
-        run = Run(named if location.is_url(named) else expanded(named))
+    if is_url(named) or expanded(named).is_dir():
+        run = Run(named if is_url(named) else expanded(named))
         checkpoint = run.checkpoint()
         other = tuple(layout.load_state(checkpoint)["classes"]) != classes
         return replace(model, weights=str(checkpoint / layout.MODEL), **({"new_head": True} if other else {}))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytrain import errors
-from raytrain.checkpoint import location
 from raytrain.driver.credentials import token_file
 from raytrain.driver.ray_internals import project_files
+from raytrain.files import is_url
 
 _LIMIT = 256 * 2**20
 """Ray refuses more than 512 MiB and warns from half of that: the head keeps the package in its memory."""
@@ -50,7 +50,7 @@ def check_storage(out: str) -> None:
     Raises:
         UserError: they would not, or the URL holds a secret.
     """
-    if location.is_url(out):
+    if is_url(out):
         if urllib.parse.urlsplit(out).password is not None or re.search(r"[?&]secret_key=", out):
             raise errors.secret_in_url("--out")
     elif not Path(out).is_absolute():
@@ -75,7 +75,7 @@ def project(path: Path, out: str) -> Project:
     folder = here if inside else file.parent
     excludes = [*_LEFT_OUT, *(_OF_A_RUN if folder == file.parent and file.suffix == ".json" else ())]
     for kept in (Path(out), token_file()):
-        if folder in kept.resolve().parents and not location.is_url(str(kept)):
+        if folder in kept.resolve().parents and not is_url(str(kept)):
             excludes.append("/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", kept.resolve().relative_to(folder).as_posix()))
     sizes = _sizes(folder, excludes)
     name = file.relative_to(folder).as_posix()

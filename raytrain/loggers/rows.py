@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
+from raytrain.files import is_url
 from raytrain.loggers.base import Held, RunInfo
 
 KINDS = ("step", "epoch", "validation")
@@ -52,6 +53,6 @@ def check_folder(folder: str, where: str) -> None:
     Raises:
         UserError: it is not.
     """
-    if not folder or Path(folder).is_absolute() or ".." in Path(folder).parts or "://" in folder:
+    if not folder or Path(folder).is_absolute() or ".." in Path(folder).parts or is_url(folder):
         how = "give one like logs/metrics: each run has its own"
         raise errors.UserError(f"folder must be inside the run's directory, got {folder!r}", f"in {where}", how)

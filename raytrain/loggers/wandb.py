@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import errors
-from raytrain.files import sync
+from raytrain.files import is_url, sync
 from raytrain.loggers.base import Held, Logger, RunInfo
 from raytrain.loggers.rows import KINDS, check_folder, is_held, lost, scalars
 
@@ -174,7 +174,7 @@ def _file(run: RunInfo, folder: Path) -> Path:
     """Return the run's file, or a new name. The id of a run at a URL is the same on each machine."""
     for file in sorted(folder.glob("offline-run-*/run-*.wandb")):
         return file
-    identity = uuid.uuid5(uuid.NAMESPACE_URL, run.where) if "://" in run.where else uuid.uuid4()
+    identity = uuid.uuid5(uuid.NAMESPACE_URL, run.where) if is_url(run.where) else uuid.uuid4()
     key = identity.hex[:12]
     return folder / f"offline-run-{time.strftime('%Y%m%d_%H%M%S')}-{key}" / f"run-{key}.wandb"
 

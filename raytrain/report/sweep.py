@@ -18,7 +18,7 @@ from rich.text import Text
 
 from raytrain import errors
 from raytrain.checkpoint import location
-from raytrain.files import append, reason
+from raytrain.files import append, is_url, reason
 from raytrain.loggers import Logger, RunInfo
 from raytrain.report import configurations, folds, precision_and_batch, sweep_page, sweep_table
 from raytrain.report.console import show_plan, terminal
@@ -161,7 +161,7 @@ class Table(Logger):
         run = location.join(sweep.where, f"trials/{number:04d}")
         named = [name for name in (precision_and_batch.RECOMMENDED, "best.json") if (sweep.path / name).is_file()]
         best = location.join(sweep.where, named[0]) if named else location.join(run, "experiment.json")
-        if location.is_url(best):  # `train` reads files: this one is in the mirror
+        if is_url(best):  # `train` reads files: this one is in the mirror
             best = str(sweep.path / (named[0] if named else f"trials/{number:04d}/experiment.json"))
         return [
             ("raytrain", "train", best),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raytrain import errors
 from raytrain.checkpoint import location, remote
-from raytrain.files import existing, expanded, reason, remove, sync
+from raytrain.files import existing, expanded, is_url, reason, remove, sync
 from raytrain.run.lock import LOCK, Lock
 
 _LONGEST_NAME = 255
@@ -35,7 +35,7 @@ def begin(out: Path | str, name: str | None, stem: str, fill: Callable[[Path], N
     Raises:
         UserError: the name is taken, or the place cannot be written.
     """
-    if location.is_url(out):
+    if is_url(out):
         return _begin_at_url(str(out), name, stem, fill)
     out = expanded(out)
     try:
@@ -165,7 +165,7 @@ def check_writable(out: Path | str, name: str | None) -> None:
     if name is not None and len(os.fsencode(name)) > _LONGEST_NAME:
         what = f"the name of the run has {len(os.fsencode(name))} bytes, and a folder's name at most {_LONGEST_NAME}"
         raise errors.UserError(what, "in --name", "give a shorter one")
-    if location.is_url(out):
+    if is_url(out):
         return remote.check(str(out), name)
     out = expanded(out)
     if str(out).encode(errors="replace").decode() != str(out):

@@ -13,10 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from raytrain import config, errors
-from raytrain.checkpoint.location import is_url
 from raytrain.data.manifest import TABLES
 from raytrain.experiment import Experiment
-from raytrain.files import write_atomically
+from raytrain.files import is_url, write_atomically
 from raytrain.parallel import DDP, Deterministic
 from raytrain.run import copies, not_loaded
 from raytrain.user_code import hints, places, sources

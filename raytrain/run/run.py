@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from raytrain import errors
 from raytrain.checkpoint import layout, location, remote, storage
 from raytrain.experiment import Experiment
-from raytrain.files import known_json, needed_json
+from raytrain.files import is_url, known_json, needed_json
 from raytrain.run import copies, experiment_file
 from raytrain.run.lock import held
 from raytrain.run.metrics_log import rows_and_damage
@@ -37,7 +37,7 @@ class Run:
     """
 
     def __init__(self, path: Path | str):
-        self.url = str(path) if location.is_url(path) else location.url_of(Path(path))
+        self.url = str(path) if is_url(path) else location.url_of(Path(path))
         self.path = remote.opened(self.url) if self.url else Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
             if os.path.isfile(self.path / "sweep.json"):

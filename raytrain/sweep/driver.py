@@ -25,7 +25,7 @@ from raytrain.driver.endings import Interrupted, RunFailed, way_on
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.options import Options
 from raytrain.driver.session import Session
-from raytrain.files import known_json, reason, write_atomically
+from raytrain.files import is_url, known_json, reason, write_atomically
 from raytrain.loggers import Logger, RunInfo
 from raytrain.run import copies
 from raytrain.run.begin import begin, check_writable, stem_of
@@ -72,7 +72,7 @@ def sweep(
         raise errors.UserError("no combination of the axes' values makes an experiment", "in Sweep.axes", reason)
     with Session(options.address, options.verbose) as session:
         shown = location.join(str(options.out), options.name or f"{stem}-N")
-        here = location.is_url(options.out)
+        here = is_url(options.out)
         planned = make(value, session.resources, location.mirror(shown) if here else Path(options.out))
         if here and not session.own:
             _check_one_node(planned, shown)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raytrain import errors
 from raytrain.checkpoint import location
-from raytrain.files import needed_json
+from raytrain.files import is_url, needed_json
 from raytrain.run.run import Run
 from raytrain.sweep import at_url, record
 
@@ -27,7 +27,7 @@ class SweepRun:
     """
 
     def __init__(self, path: Path | str):
-        self.path = (at_url.opened(str(path)) or location.mirror(str(path))) if location.is_url(path) else Path(path)
+        self.path = (at_url.opened(str(path)) or location.mirror(str(path))) if is_url(path) else Path(path)
         self.where = location.url_of(self.path) or str(self.path)
         if not os.path.isfile(self.path / "sweep.json"):
             raise errors.not_a_sweep(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from raytrain import errors
 from raytrain.config import SHARE, above, check
 from raytrain.data.batch import Batch
-from raytrain.files import expanded
+from raytrain.files import expanded, is_url
 from raytrain.tasks.classification import Classification
 from raytrain.tasks.task import losses
 
@@ -60,12 +60,12 @@ class Distillation(Classification):
         super().check_data(index)
         if not self.teacher:
             raise errors.UserError("Distillation needs a teacher", "in task.teacher", "give a run's directory")
-        if "://" not in self.teacher and not expanded(self.teacher).exists():
+        if not is_url(self.teacher) and not expanded(self.teacher).exists():
             how = "name it with --task.teacher PATH"
             raise errors.UserError("no such run or .pt2 file", f"in task.teacher {self.teacher}", how)
 
     def absolute(self) -> Distillation:
         """Return the task with the teacher's absolute path."""
-        if "://" in self.teacher:
+        if is_url(self.teacher):
             return self
         return replace(self, teacher=str(expanded(self.teacher).absolute()))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytrain.checkpoint import location
 from raytrain.config import at_least, check
+from raytrain.files import is_url
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,4 @@ class Workers:
 
 def in_parts(out: str | None) -> bool:
     """Return whether a prediction goes to a folder of parts: to a URL, or to a path that names no kind of file."""
-    return out is not None and (location.is_url(out) or out.endswith("/") or not Path(out).suffix)
+    return out is not None and (is_url(out) or out.endswith("/") or not Path(out).suffix)

@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from raytrain import config, errors
-from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
 from raytrain.data.checks import checked_indices, perhaps_moved, same_data
 from raytrain.data.hold_out import for_evaluation
 from raytrain.data.shards import FORMAT, MANIFEST
 from raytrain.data.trees import EXTENSIONS, OTHER_KINDS
-from raytrain.files import known_json
+from raytrain.files import is_url, known_json
 from raytrain.run.run import Run
 
 _HERE = ""
@@ -95,7 +94,7 @@ def listed(sources: Sequence[str]) -> Listing:
     found: dict[str, Image] = {}
     others: dict[str, None] = {}
     for source in sources:
-        images, more = _at_url(source) if location.is_url(source) else (_here(source), left_out([source]))
+        images, more = _at_url(source) if is_url(source) else (_here(source), left_out([source]))
         found |= {image.path: image for image in images}
         others |= dict.fromkeys(more)
     images = [found[path] for path in sorted(found)]
@@ -201,7 +200,7 @@ def images_at(path: Path) -> list[str]:
 
 def left_out(sources: Sequence[str]) -> list[str]:
     """Return the images of kinds that are not read, below folders of this machine, in order, without hidden ones."""
-    folders = [source for source in map(str, sources) if not location.is_url(source) and os.path.isdir(source)]
+    folders = [source for source in map(str, sources) if not is_url(source) and os.path.isdir(source)]
     found = (file for folder in folders for file in _below(folder, _parents(folder)))
     return sorted(set(filter(_is_other, found)))
 

@@ -18,7 +18,7 @@ from raytrain.data.maskfolder import recognised
 from raytrain.data.masks import MaskedImages
 from raytrain.data.trees import tree
 from raytrain.data.webdataset import COMPRESSED
-from raytrain.files import expanded
+from raytrain.files import expanded, is_url
 from raytrain.order import spread
 from raytrain.tools.new_table import Columns, as_flags, check_files, entries, is_table, of_table, table_in
 from raytrain.tools.new_tasks import classification, code, lines, predicted, quoted, segmentation
@@ -54,7 +54,7 @@ def experiment_text(folder: str, out: Path, columns: Columns = Columns()) -> tup
         UserError: the folder has no such layout or one class alone, the table has no such columns, or none of a
             split's images can be read.
     """
-    root = folder if "://" in folder else _absolute(expanded(folder))
+    root = folder if is_url(folder) else _absolute(expanded(folder))
     with as_flags():
         data = _source(root, folder, columns)
         found = checked_indices(data)
@@ -114,7 +114,7 @@ def _source(root: str, typed: str, columns: Columns) -> MNIST | FileImages:
     if is_table(root):
         return of_table(root, typed, columns)
     if given := columns.given():
-        if "://" not in root and not os.path.exists(root):
+        if not is_url(root) and not os.path.exists(root):
             raise errors.no_such_file(root, "table of images")
         kind = "none" if os.path.isfile(root) else "a folder"
         what = f"--{next(iter(given))} is for a table, and this is {kind}"

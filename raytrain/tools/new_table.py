@@ -15,7 +15,7 @@ from raytrain.data import Index, Manifest
 from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.manifest import TABLES, WITH_BYTES
-from raytrain.files import expanded
+from raytrain.files import expanded, is_url
 
 _PREDICTED = ("label", "labels", "target", "mask")
 _ROWS = 32
@@ -60,8 +60,7 @@ class Columns:
 def is_table(root: str) -> bool:
     """Return whether a place is a table: a file, a pattern, or a folder of Parquet or Arrow files, also below the
     folders of splits."""
-    is_url = "://" in root
-    if not os.path.isdir(root) and (root.partition("?")[0] if is_url else root).lower().endswith(TABLES):
+    if not os.path.isdir(root) and (root.partition("?")[0] if is_url(root) else root).lower().endswith(TABLES):
         return True
     files, folders = entries(root)
     if "train" in (splits := split_folders(folders)):
@@ -97,7 +96,7 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     given = columns.given()
     _check(given, root)
     if "folder" in given:
-        given["folder"] = given["folder"] if "://" in given["folder"] else os.path.abspath(expanded(given["folder"]))
+        given["folder"] = given["folder"] if is_url(given["folder"]) else os.path.abspath(expanded(given["folder"]))
     data = Manifest(root, **given)
     data = data if given.keys() & {"path", "bytes"} else data.with_images()
     tables = with_pillow().tables
@@ -248,7 +247,7 @@ class _Guess:
         paths = {name: columns[name] for name in columns if are[name] == {True}}
         ids = {name: one for name, one in columns.items() if are[name] == {False} and len({*one}) == len(one)}
         base = data.folder or (data.root if os.path.isdir(data.root) else os.path.dirname(data.root))
-        if "://" in base:
+        if is_url(base):
             return "", [], ""
         below = [] if data.folder else entries(base)[1][:_FOLDERS]
         folders = (base, *(os.path.join(base, name) for name in below))

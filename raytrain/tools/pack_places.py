@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from raytrain import errors, files
 from raytrain.checkpoint import pulse
-from raytrain.checkpoint.location import is_url, mirror
+from raytrain.checkpoint.location import mirror
 from raytrain.checkpoint.side_thread import retry
 from raytrain.checkpoint.storage import Storage, answered
-from raytrain.files import expanded
+from raytrain.files import expanded, is_url
 
 T = TypeVar("T")
 

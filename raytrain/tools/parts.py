@@ -21,9 +21,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from raytrain import errors
-from raytrain.checkpoint import location
 from raytrain.checkpoint.storage import Storage, answered
-from raytrain.files import LARGEST, reason, write_atomically
+from raytrain.files import LARGEST, is_url, reason, write_atomically
 
 MANIFEST = "_manifest.json"
 """Readers of folders of Parquet leave out files whose names begin so."""
@@ -104,7 +103,7 @@ def opened(out: str) -> Place:
     Raises:
         UserError: it cannot be opened.
     """
-    return Storage(out) if location.is_url(out) else Folder(Path(out))  # type: ignore[return-value]
+    return Storage(out) if is_url(out) else Folder(Path(out))  # type: ignore[return-value]
 
 
 def name_of(part: int) -> str:

@@ -15,12 +15,12 @@ from PIL import Image
 from pyarrow import csv, fs
 
 from raytrain import Augment, Manifest, MaskFolder, Mixed, Packed
-from raytrain.data import byte_files
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.maskfolder import recognised
 from raytrain.data.packing import pack as resident
 from raytrain.data.trees import tree
 from raytrain.errors import BadSample, UserError
+from raytrain.files import is_url
 
 FIELDS: dict[str, Any] = {"size": 9, "crop": None, "cache": "off"}
 
@@ -319,7 +319,7 @@ def test_a_url_has_the_same_samples_and_a_cache(tmp_path: Path, s3: str) -> None
     assert message(url).startswith("the image has no mask (1 of 7 have none), s3://bucket/masked/images/x y/")
     assert message(source(f"{s3}/masked", images="imgs")).startswith("no folder 'imgs' there, s3://bucket/masked; ")
     assert message(source(f"{s3}/nothing")).startswith("nothing is there, s3://bucket/nothing; ")
-    assert byte_files.is_url(url.absolute().root)
+    assert is_url(url.absolute().root)
 
 
 def test_packs_and_mixtures_keep_masks(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from raytrain.checkpoint.storage import Storage, answered
 from raytrain.cli.flags.arguments import take
 from raytrain.cli.flags.precision_and_batch import FLAG
 from raytrain.driver.options import Options
-from raytrain.files import expanded
+from raytrain.files import expanded, is_url
 
 _WITHOUT_VALUE = ("--dry_run", "--no_report", "--verbose", "--quiet", "--json")
 """Flags without a value, of both commands."""
@@ -25,7 +25,7 @@ def again(arguments: list[str]) -> list[str] | None:
     if "--resume" not in arguments or not names:
         return None
     where = location.join((take(arguments, "--out")[0] or [Options.out])[-1], names[-1])
-    if location.is_url(where):
+    if is_url(where):
         there = answered(where, lambda: Storage(where).names("", recursive=False))
     else:
         there = [file.name for file in expanded(where).glob("*.json")]

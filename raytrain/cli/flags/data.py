@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from raytrain import errors
-from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import first_argument, show_usage
 from raytrain.cli.flags.parsing import FLAT, describe, parse
 from raytrain.config import above, at_least, check
@@ -19,6 +18,7 @@ from raytrain.data.late import with_pillow
 from raytrain.data.manifest import TABLES, WITH_BYTES
 from raytrain.data.webdataset import COMPRESSED
 from raytrain.experiment import Experiment
+from raytrain.files import is_url
 from raytrain.run.experiment_file import load
 from raytrain.tools.output import check_output
 

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import tyro
 
 from raytrain import errors
-from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import check_run_first
 from raytrain.cli.flags.parsing import FLAT, RUN, parse
 from raytrain.cli.flags.tools import OtherData
 from raytrain.data.manifest import is_table
+from raytrain.files import is_url
 from raytrain.tools.batch_settings import Settings, in_parts
 from raytrain.tools.output import FEATURES, PREDICTIONS, check_output
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import tyro
 
 from raytrain import errors
-from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.parsing import parse
+from raytrain.files import is_url
 
 
 def runs(arguments: list[str]) -> tuple[Path, str, bool]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from raytrain import config, errors
-from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import first_argument, show_usage, take
 from raytrain.cli.flags.loggers import with_loggers
 from raytrain.cli.flags.parsing import FLAT, STRATEGY_HELP, AnyOptions, describe, parse, take_strategy
@@ -15,6 +14,7 @@ from raytrain.cli.flags.precision_and_batch import FLAG, parse_precision_and_bat
 from raytrain.data.folds import AXIS
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
+from raytrain.files import is_url
 from raytrain.run.experiment_file import load as load_experiment
 from raytrain.sweep import Grid, Scheduler, Search, Sweep
 from raytrain.sweep import sweep as sweeps

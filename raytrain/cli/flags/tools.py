@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from raytrain.checkpoint.location import is_url
 from raytrain.cli.flags.arguments import check_run_first, first_argument, show_usage, take, without
 from raytrain.cli.flags.parsing import FLAT, RUN, describe, parse, take_strategy
 from raytrain.experiment import Experiment
+from raytrain.files import is_url
 from raytrain.optim.schedules import Rising
 from raytrain.run.experiment_file import load
 from raytrain.run.run import Run
