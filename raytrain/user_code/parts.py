@@ -15,8 +15,8 @@ from raytrain import errors
 from raytrain.user_code.places import place
 from raytrain.user_code.wrappers import Wrapper, by_function
 
-_BASES = ("Images", "FileImages", "MaskedImages", "Supervised", "Simulated", "ClassMetric", "Early")
-"""Classes that are of use only as the base of others."""
+_BASES = ("Images", "Supervised")
+"""Public classes that are of use only as the base of others."""
 _SAME = {
     "crossentropyloss": "Classification",
     "cross_entropy": "Classification",
@@ -211,7 +211,7 @@ def _remedy(field: str, value: Any, wanted: type, parts: Mapping[str, type]) -> 
     for other, part in parts.items():
         if issubclass(kind, part):
             return f"did you mean {other}={kind.__name__}(...)?"
-    known = {one.__name__.lower(): one.__name__ for one in _subclasses(wanted)}
+    known = {one.__name__.lower(): one.__name__ for one in usable(wanted) if not isinstance(one, Wrapper)}
     same = known.get(_SAME.get(name.lower(), name).lower())
     if same:
         rate = getattr(value, "defaults", {}).get("lr") if base == "Optimizer" else None
@@ -305,12 +305,10 @@ def _module(value: Any) -> str:
     return str(thing.__module__)
 
 
-def _subclasses(base: type) -> Iterator[type]:
-    """Yield raytrain's public classes below one that can be used as they are."""
-    for one in _below(base):
-        usable = one.__name__ not in _BASES and not one.__name__.startswith("_") and not isinstance(one, Wrapper)
-        if usable and one.__module__.startswith("raytrain."):
-            yield one
+def usable(base: type) -> list[type]:
+    """Return raytrain's public classes below one, but for those that are only bases of others."""
+    public = vars(sys.modules["raytrain"])
+    return [one for one in _below(base) if public.get(one.__name__) is one and one.__name__ not in _BASES]
 
 
 def _below(base: type) -> Iterator[type]:

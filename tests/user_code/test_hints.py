@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.commands import DIGITS, REPOSITORY, fails, no_runs, without_ray
 
+import raytrain
+from raytrain import CNN, Digits, Experiment, UserError
 from raytrain.user_code import hints
 
 __all__ = ["no_runs", "without_ray"]
@@ -62,6 +66,7 @@ def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
         (["train", DIGITS, "--optimizer", "adam"], "where it is SGD; write `optimizer=Adam(...)` there; SGD's fields"),
         (["train", DIGITS, "--optimizer=Adam"], "--optimizer takes no value: its class is chosen in the file, where"),
         (["train", DIGITS, "--model", "x"], "write `model=CNN(...)` there (or MLP, SimpleModel, Timm, TorchModel, T"),
+        (["train", DIGITS, "--task", "x"], "write `task=Classification(...)` there (or Distillation, MultiLabel, Reg"),
         (["train", FINETUNE, "--model", "vit"], "--model takes no value; did you mean --model.name vit?"),
         (["train", DIGITS, "--parallel", "fsdp"], "did you mean --parallel.strategy fsdp?"),
         (["train", DIGITS, "--parallel.shard_over", "2"], "use it with --parallel.strategy fsdp"),
@@ -80,6 +85,17 @@ def test_a_mistake_says_what_to_write(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")  # the messages do not depend on the terminal
     assert message in fails(capsys, *arguments)
+
+
+@pytest.mark.parametrize("field", ["hooks", "loggers", "schedule", "data", "task", "optimizer", "sampler", "parallel"])
+def test_all_classes_that_are_suggested_can_be_imported(field: str) -> None:
+    from raytrain.report.console import Console  # a Logger, and none of the user's
+
+    value: Any = (3,) if field in ("hooks", "loggers") else Console()
+    with pytest.raises(UserError) as caught:
+        Experiment(**{"model": CNN(), "data": Digits(), field: value})
+    suggested = {*re.findall(r"(\w+)\(\.\.\.\)", caught.value.how)}
+    assert suggested and suggested <= {*raytrain.__all__}, caught.value.how
 
 
 def test_a_missing_file_suggests_those_of_like_names(

@@ -24,7 +24,7 @@ from raytrain.driver.options import Options
 from raytrain.experiment import Experiment, with_strategy
 from raytrain.parallel import STRATEGIES, Parallel
 from raytrain.user_code import hints
-from raytrain.user_code.wrappers import target_of
+from raytrain.user_code.parts import usable
 
 FLAT = tyro.conf.arg(name="")
 """Marks an argument of a command whose own fields are the flags."""
@@ -162,7 +162,7 @@ def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> error
     chooser = f"{path}.strategy" if base is Parallel else f"{path}.name"
     if value and (base is Parallel or chooser in parts):
         return errors.UserError(what, "", f"did you mean --{chooser} {value}? `{usage} --help` lists the flags")
-    classes = [one.__name__ for one in _subclasses(base)]
+    classes = [one.__name__ for one in usable(base)]
     if len(classes) < 2:
         return errors.UserError(what, "", f"its fields have flags: {flags}")
     chosen = next((one for one in classes if one.lower() == value.lower()), None)
@@ -173,13 +173,6 @@ def _no_value(path: str, value: str, parts: dict[str, Any], usage: str) -> error
         f"where it is {kind.__name__}",
         f"write `{path}={chosen or classes[0]}(...)` there{others}{has}",
     )
-
-
-def _subclasses(base: type) -> list[type]:
-    """Return raytrain's public subclasses of a class."""
-    found = [one for sub in base.__subclasses__() for one in (sub, *_subclasses(sub))]
-    public = [one for one in found if one.__module__.startswith("raytrain.") and not one.__name__.startswith("_")]
-    return [one for one in public if target_of(one) is None]
 
 
 def _parts(command: Callable) -> dict[str, Any]:
