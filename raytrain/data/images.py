@@ -27,6 +27,8 @@ CROP = 224
 """The largest side that `crop=auto` takes."""
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's RGB images."""
+_GREY = (0.449,), (0.226,)
+"""The same for grey: the means of the three."""
 SPLITS = {
     "train": ("train", "training", "trainset"),
     "val": ("val", "valid", "validation", "valset"),
@@ -36,8 +38,6 @@ SPLITS = {
 PROBES = 20_000
 """Files of a split that a first look reads at most."""
 _THREADS = 8
-_GREY = (0.449,), (0.226,)
-"""The same for grey: the means of the three."""
 _MEASURED = 32
 """Images whose size in pixels the plan looks up."""
 _ENLARGED = 1.5

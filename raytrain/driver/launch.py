@@ -60,7 +60,8 @@ def prepare(
 
 def rows_before(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of metrics.jsonl up to the newest checkpoint, since the steps after it are done again, and the
-    file's bytes."""
+    file's bytes. Of a run at a URL the file is the driver's mirror and the checkpoints are those at the URL; no row
+    counts while storage does not answer."""
     rows, size = read_metrics(path / "metrics.jsonl")
     newest = (layout.step_of(remote.newest(path)) or 0) if rows else 0
     return [row for row in rows if row.get("step", 0) <= newest], size

@@ -89,7 +89,10 @@ class Early(Scheduler):
 
 
 class _Graced(Early):
-    """The base of schedulers that give every trial some training before they compare it."""
+    """The base of schedulers that give every trial some training before they compare it.
+
+    It is no dataclass: each subclass has the fields in an order of its own.
+    """
 
     grace_epochs: int
     grace_steps: int | None

@@ -89,11 +89,14 @@ def _mask(task: Task) -> str | None:
 def averaged(task: Task, model: nn.Module, index: Index, layout: torch.memory_format) -> tuple[Task, nn.Module]:
     """Return a task and a model that answer for samples of `Views` with the mean over their views.
 
+    By default the model averages: a task of the user's may call it without `forward`. A `forward` of the task's own is
+    called once for each view, since the model alone does not know which of its arguments have views.
+
     Args:
         index: for the fields of the samples.
         layout: the memory format of images.
     """
-    if not task.gives_more:  # whatever of the task calls the model gives it the images alone
+    if not task.gives_more:
         return task, _Averaged(model, layout, task)
     kinds = moved(index, task)
 
