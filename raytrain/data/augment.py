@@ -1,4 +1,5 @@
-"""Augmentation as an author declares it; `transforms.py` applies it."""
+"""Augmentation as an author declares it. `prepare.py` applies it: `operations` by `changes.py`, in their order; crop,
+padding, flip, policy and erase, which are older, by `transforms.py`, in one order."""
 
 from __future__ import annotations
 
