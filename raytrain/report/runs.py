@@ -20,12 +20,15 @@ from raytrain.report.trials import Results, number, plain
 from raytrain.run.lock import held
 from raytrain.run.metrics_log import VALIDATED, read_metrics
 
+_COLUMNS = ("name", "status", "written", "trained", "best", "size")
+_NAME, _, _WRITTEN, _TRAINED, _BEST, _SIZE = range(6)
+"""The places of the table's columns."""
 _SHORTEST = 8
-"""Columns that remain of a name, and of a metric's value and name, on a narrow terminal."""
-_NAME = 24
-"""Columns of a name for which other columns are left out."""
-_LEFT_OUT = (5, 2, 3)
-"""The table's columns that a narrow terminal goes without, the least important first: size, written, trained."""
+"""Characters that remain of a name, and of a metric's value and name, on a narrow terminal."""
+_ENOUGH = 24
+"""Characters of a name for which other columns are left out."""
+_LEFT_OUT = (_SIZE, _WRITTEN, _TRAINED)
+"""The table's columns that a narrow terminal goes without, the least important first."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +179,11 @@ def show(found: list[Found], root: Path) -> None:
         print(f"no runs in {root}")
         return
     console = Console(highlight=False, soft_wrap=True)
-    rows = [("name", "status", "written", "trained", "best", "size"), *map(_row, found)]
+    rows = [_COLUMNS, *map(_row, found)]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     places = _fit(rows, widths, columns(console))
     for line, row in enumerate(rows):
-        cells = (cell(row[place], widths[place], left=place != 5) for place in places)
+        cells = (cell(row[place], widths[place], left=place != _SIZE) for place in places)
         console.print(Text("  ".join(cells).rstrip(), style="" if line else "bold"))
 
 
@@ -189,18 +192,18 @@ def _fit(rows: list[tuple[str, ...]], widths: list[int], room: int | None) -> li
     places = list(range(len(widths)))
     if room is None:
         return places
-    number = max(cell_len(row[4].partition(" ")[0]) for row in rows)
-    best = min(widths[4], max(_SHORTEST, number + 2))  # the value whole, a space and the dots of a cut name
+    number = max(cell_len(row[_BEST].partition(" ")[0]) for row in rows)
+    best = min(widths[_BEST], max(_SHORTEST, number + 2))  # the value whole, a space and the dots of a cut name
 
     def over() -> int:
         return max(0, sum(widths[place] + 2 for place in places) - 2 - room)
 
-    spare = widths[4] - best + max(0, widths[0] - _NAME)
+    spare = widths[_BEST] - best + max(0, widths[_NAME] - _ENOUGH)
     for place in _LEFT_OUT:
         if over() > spare:
             places.remove(place)
-    widths[4] = max(best, widths[4] - over())
-    widths[0] -= min(over(), max(0, widths[0] - _SHORTEST))
+    widths[_BEST] = max(best, widths[_BEST] - over())
+    widths[_NAME] -= min(over(), max(0, widths[_NAME] - _SHORTEST))
     return places
 
 
