@@ -124,14 +124,14 @@ def pixel_size_of(raw: bytes) -> tuple[int, int] | None:
         return None
 
 
-def string_array(names: list[str], root: str) -> pa.StringArray:
-    """Return the names of files below a folder as one array.
+def string_array(names: list[str], root: str = "") -> pa.StringArray:
+    """Return the names of files below a folder, or their paths, as one array.
 
     Raises:
         UserError: a name is not UTF-8.
     """
     try:
-        return pa.array(names)
+        return pa.array(names, pa.string())
     except UnicodeEncodeError as error:
         where = os.path.join(root, error.object)
         raise errors.UserError("the file is broken: its name is not UTF-8", where, "rename it") from None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import nn
 
@@ -18,6 +17,7 @@ from raytrain.checkpoint.layout import load_state
 from raytrain.data import Data, ImageFolder, Index
 from raytrain.data.batch import Batch
 from raytrain.data.blocks import Arrays
+from raytrain.data.image_files import string_array
 from raytrain.data.loader import Loader
 from raytrain.data.manifest import Manifest, is_table
 from raytrain.data.reader import Direct, Epoch
@@ -349,15 +349,11 @@ def file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) 
     Raises:
         UserError: a name is not UTF-8.
     """
-    try:
-        paths = pa.array([os.path.abspath(file) for file in files])
-    except UnicodeEncodeError as error:
-        raise errors.UserError("the file is broken: its name is not UTF-8", error.object, "rename it") from None
     return Index(
         np.zeros(len(files), np.int64),
         classes,
         (source.channels, source.size, source.size),
         "test",
-        paths=paths,
+        paths=string_array([os.path.abspath(file) for file in files]),
         sizes=np.zeros(len(files), np.int64),
     )

@@ -18,6 +18,7 @@ from raytrain.checkpoint.storage import Storage, answered
 from raytrain.data import Data, Folds, Index, Manifest
 from raytrain.data.checks import checked_indices, perhaps_moved, same_data
 from raytrain.data.hold_out import for_evaluation
+from raytrain.data.image_files import string_array
 from raytrain.data.shards import FORMAT, MANIFEST
 from raytrain.data.trees import EXTENSIONS, OTHER_KINDS
 from raytrain.files import is_url, known_json
@@ -98,10 +99,7 @@ def listed(sources: Sequence[str]) -> Listing:
         found |= {image.path: image for image in images}
         others |= dict.fromkeys(more)
     images = [found[path] for path in sorted(found)]
-    try:
-        paths, names = (pa.array([getattr(image, name) for image in images], pa.string()) for name in ("path", "name"))
-    except UnicodeEncodeError as error:
-        raise errors.UserError("the file is broken: its name is not UTF-8", error.object, "rename it") from None
+    paths, names = (string_array([getattr(image, name) for image in images]) for name in ("path", "name"))
     roots = tuple(dict.fromkeys(image.root for image in images))
     numbers = {root: number for number, root in enumerate(roots)}
     digest = hashlib.sha256()
