@@ -13,6 +13,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.data.crops import Crops
 from raytrain.data.source import Data, Field, Index, Kind
+from raytrain.files import is_url
 from raytrain.user_code.places import calling, place
 
 if TYPE_CHECKING:
@@ -347,6 +348,6 @@ def perhaps_moved(data: Data, how: str) -> Iterator[None]:
         yield
     except errors.UserError as error:
         root = str(getattr(data, "root", ""))
-        if not root or "://" in root or "*" in root or os.path.lexists(os.path.expanduser(root)):
+        if not root or is_url(root) or "*" in root or os.path.lexists(os.path.expanduser(root)):
             raise
         raise errors.UserError(error.what, error.where, how) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from raytrain.checkpoint import location
 from raytrain.data.folds import AXIS
-from raytrain.files import known_json
+from raytrain.files import is_url, known_json
 from raytrain.report.trials import Results, plain
 from raytrain.sweep import record
 from raytrain.tools.output import write_file
@@ -82,7 +82,7 @@ def following(path: Path, where: str, results: Results) -> list[tuple[str, ...]]
     first = next(trial.number for trial in results.trials if trial.counts)
     experiment = str(record.folder(path, first) / "experiment.json")  # `train` reads files
     run = location.join(where, f"trials/{first:04d}")
-    if not location.is_url(where):
+    if not is_url(where):
         experiment = f"{run}/experiment.json"
     return [
         ("raytrain", "train", experiment, "--data.folds.count", "0", "--data.folds.fold", "0"),
