@@ -31,6 +31,16 @@ def checked_indices(data: Data) -> dict[str, Index]:
     Raises:
         UserError: it fails, or returns something else.
     """
+    return data.folds.split(own_indices(data))
+
+
+def own_indices(data: Data) -> dict[str, Index]:
+    """Return the same with the source's own splits. With `data.folds`, there may be no val: no part of train is held
+    out for it.
+
+    Raises:
+        UserError: as `checked_indices`.
+    """
     kind = type(data)
     with calling(f"{kind.__name__}.index"):
         found = data.index()
@@ -41,7 +51,7 @@ def checked_indices(data: Data) -> dict[str, Index]:
             where,
             'return {"train": Index(...), "val": Index(...)}',
         )
-    for split in ("train", "val"):
+    for split in ("train",) if data.folds.count else ("train", "val"):
         if split not in found:
             raise errors.UserError(f"index() returns no {split} split", where, f'add "{split}": Index(...)')
     for split, index in found.items():
@@ -53,7 +63,7 @@ def checked_indices(data: Data) -> dict[str, Index]:
         if index.classes != found["train"].classes and (split == "val" or index.labels is not None or index.classes):
             what = f"train and {split} must have the same classes in the same order"
             raise errors.UserError(what, where, "give both Index the same classes")
-    return data.folds.split(found)
+    return found
 
 
 def checked_read(

@@ -23,7 +23,8 @@ _FOLDS = 0x464F4C44
 @dataclass(frozen=True)
 class Folds:
     """Cross-validation: the training samples are split into `count` parts, part `fold` validates and the others train.
-    The source's own val split is then left out. `raytrain folds EXPERIMENT --folds 5` trains all folds."""
+    The source's own val split is then left out; of data without one, no part of train is held out before. `raytrain
+    folds EXPERIMENT --folds 5` trains all folds."""
 
     count: int = 0
     """Number of folds, at least 2; 0 keeps the source's own splits."""
@@ -67,7 +68,8 @@ class Folds:
             return indices
         train, places = indices["train"], self.places(indices["train"])
         # It keeps the name of its split, by which a source may find its files.
-        return indices | {"train": train.take(places["train"]), "val": replace(train.take(places["val"]), ignored=())}
+        own = {"train": train.take(places["train"]), "val": replace(train.take(places["val"]), ignored=())}
+        return own | {split: index for split, index in indices.items() if split not in own}
 
     def places(self, index: Index) -> dict[str, np.ndarray]:
         """Return where the samples of this fold's train and val are among those of the source, int64 [n] each.

@@ -57,7 +57,7 @@ class ImageFolder(FileImages):
         for split, index in splits.items():
             if index.classes != splits["train"].classes:
                 raise classes_differ(splits["train"].classes, index.classes, split, root)
-        if "val" not in splits:
+        if "val" not in splits and not self.folds.count:
             rest, held_out = hold_out(self, splits["train"].labels)
             if not len(held_out):
                 raise errors.UserError("no class with two images there", root, "give it a val folder, or more images")
@@ -92,7 +92,7 @@ class ImageFolder(FileImages):
     def _held_out(self) -> list[str]:
         there = is_url(self.root) or os.path.isdir(os.path.expanduser(self.root))
         found = _split_folders(with_pillow().trees.tree(self.root)) if there else {}
-        if "train" not in found or "val" in found:
+        if "train" not in found or "val" in found or self.folds.count:
             return []
         share = (
             f"{self.val_fraction:.0%} of each class of {found['train']} is used for validation (--data.val_fraction)"

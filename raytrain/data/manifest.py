@@ -143,7 +143,7 @@ class Manifest(masks.MaskedImages):
         found = with_train(self, found)
         if "train" not in found:
             raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
-        if "val" not in found:
+        if "val" not in found and not self.folds.count:
             found |= self._held_out(found["train"], has_split)
         del whole
         tables.release()
@@ -213,7 +213,8 @@ class Manifest(masks.MaskedImages):
         """Return notes for the plan: that a part is held out, and that decoded images cannot be cached."""
         tables, shown = with_pillow().tables, with_pillow().byte_files.shown
         files = tables.files(self._file())
-        if self.split in tables.schema(files[0]).names or _VAL in self._named_splits(files):
+        has_split = self.split in tables.schema(files[0]).names or _VAL in self._named_splits(files)
+        if has_split or self.folds.count:
             return super().notes()
         lacks = "column of splits" if len(files) == 1 or splits_of(list(map(shown, files))) is None else "file of val"
         return [f"{self.root} has no {lacks}: {self._share}", *super().notes()]

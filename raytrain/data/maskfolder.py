@@ -124,7 +124,7 @@ class MaskFolder(MaskedImages):
         if splits.get("test", self) is None:
             notes.append(f"{tree.root}: no image of test has a mask, so test is left out")
         found = {split: replace(index, notes=()) for split, index in splits.items() if index is not None}
-        if "val" not in found:
+        if "val" not in found and not self.folds.count:
             whole = found["train"]
             rest, held_out = hold_out(self, np.zeros(len(whole), np.int64))
             if not len(held_out):

@@ -82,7 +82,7 @@ class TorchData(Wrapped, Data):
         if classes[:1] == ("0",) and all(one.min(initial=1) == 1 for one in found):
             note = "no sample has label 0: if labels are counted from 1, subtract 1 from each"
             whole["train"] = replace(whole["train"], notes=(note,))
-        if self._splits:
+        if self._splits or self.folds.count:
             return whole
         every = whole["train"]
         strata = np.zeros(len(every), np.int64) if every.labels is None else every.labels

@@ -95,7 +95,7 @@ class WebDataset(Images):
         found = with_train(self, found)
         if "train" not in found:
             raise errors.UserError("no shard is of the split train", self.root, "put train into its name")
-        if "val" not in found:
+        if "val" not in found and not self.folds.count:
             rest, held_out = hold_out(self, found["train"].labels)
             if not len(held_out):
                 raise errors.UserError("no class has two images", self.root, "add shards of val, or more images")
@@ -132,7 +132,7 @@ class WebDataset(Images):
             kinds = " ".join(tars.EXTENSIONS)
             left = f"{count:,} {samples[0]} a label and no image, and {samples[1]} left out"
             found = [f"{left}: {first}{' ...' if count > 1 else ''} (images are {kinds})"]
-        if 1 not in self._splits(files):
+        if 1 not in self._splits(files) and not self.folds.count:
             held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
             found.append(f"no shard's name tells that it is of val: {held_out}")
         return [*found, *super().notes()]

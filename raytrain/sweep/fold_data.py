@@ -10,7 +10,7 @@ import numpy as np
 from raytrain import errors
 from raytrain.data import Index, packing
 from raytrain.data.blocks import Arrays, Bad
-from raytrain.data.checks import checked_indices
+from raytrain.data.checks import own_indices
 from raytrain.data.streaming import ignore
 from raytrain.driver.plan import Plan
 from raytrain.sweep import fold_groups
@@ -45,8 +45,8 @@ def read(variants: Mapping[str, Plan], waits: Callable[[float], None] = ignore) 
     Raises:
         UserError: as of `packing.pack`, or no sample of a fold's split could be read.
     """
-    data = fold_groups.whole(next(iter(variants.values()))).data
-    indices = checked_indices(data)
+    first = next(iter(variants.values()))
+    data, indices = fold_groups.whole(first).data, own_indices(first.experiment.data)
     split = {key: variant.experiment.data.folds.split(indices) for key, variant in variants.items()}
     for key, variant in variants.items():
         if any(split[key][name].fingerprint() != variant.indices[name].fingerprint() for name in ("train", "val")):

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import tarfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
+from torch.utils.data import Dataset
 
-from raytrain import MLP, Data, Digits, Experiment, Field, Folds, Index, config
+from raytrain import (
+    MLP,
+    Data,
+    Digits,
+    Experiment,
+    Field,
+    Folds,
+    ImageFolder,
+    Index,
+    Manifest,
+    MaskFolder,
+    TorchData,
+    WebDataset,
+    config,
+)
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.errors import UserError
 from raytrain.sweep import record
@@ -115,6 +133,50 @@ def test_a_fold_of_a_real_source_has_the_samples_own_images_and_labels() -> None
         assert np.array_equal(images, data.read(whole, places)) and np.array_equal(index.labels, whole.labels[places])
     untouched = checked_indices(Digits())
     assert untouched["val"].fingerprint() == Digits().index()["val"].fingerprint()
+
+
+class Numbers(Dataset):
+    """A plain dataset of 12 samples, without splits."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, place: int) -> tuple[np.ndarray, int]:
+        return np.full((1, 2, 2), place, np.float32), place % 2
+
+
+@pytest.fixture
+def unsplit(tmp_path: Path) -> dict[str, Data]:
+    """Sources of 12 samples without a val split."""
+    lines = ["path,label"]
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number in range(12):
+            name = "ab"[number % 2]
+            for path in (f"folder/{name}/{number}.png", f"pairs/images/{number}.png", f"pairs/masks/{number}.png"):
+                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+                Image.new("L", (4, 4), number % 2).save(tmp_path / path)
+            (tmp_path / f"{number}.cls").write_text(str(number % 2))
+            tar.add(tmp_path / f"folder/{name}/{number}.png", f"{number}.png")
+            tar.add(tmp_path / f"{number}.cls", f"{number}.cls")
+            lines.append(f"folder/{name}/{number}.png,{name}")
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    return {
+        "folder": ImageFolder(str(tmp_path / "folder"), size=4),
+        "table": Manifest(str(tmp_path / "a.csv"), size=4),
+        "masks": MaskFolder(str(tmp_path / "pairs"), size=4),
+        "tars": WebDataset(str(tmp_path / "a.tar"), size=4),
+        "torch": TorchData(Numbers),
+    }
+
+
+@pytest.mark.parametrize("name", ["folder", "table", "masks", "tars", "torch"])
+def test_folds_have_all_samples_of_data_without_a_val_split(unsplit: dict[str, Data], name: str) -> None:
+    data = unsplit[name]
+    assert {split: len(index) for split, index in checked_indices(data).items()} == {"train": 10, "val": 2}
+    folded = replace(data, folds=Folds(3))
+    found = checked_indices(folded)
+    assert {split: len(index) for split, index in found.items()} == {"train": 8, "val": 4}
+    assert not any("used for validation" in note for note in (*folded.notes(), *found["train"].notes))
 
 
 TABLE = Index(fields=(Field("x", (2,), "float32"),), count=7, split="train")

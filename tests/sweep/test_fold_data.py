@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from raytrain import MLP, Data, Digits, Experiment, Folds, Grid, Index, Sweep, UserError, order
+from raytrain import MLP, Data, Digits, Experiment, Folds, Grid, ImageFolder, Index, Sweep, UserError, order
 from raytrain.data import packing
 from raytrain.data.loader import Loader
 from raytrain.data.reader import Epoch, Resident
@@ -50,6 +51,15 @@ def plans(data: Data, out: Path, *axes: Axis) -> dict[str, sweep_plan.Plan]:
     base = Experiment(model=MLP(hidden=(4,)), data=data, batch_size=16)
     resources = Resources((Node("n", 2.0, 0.0, 2**34),), "a cluster")
     return sweep_plan.make(Sweep(base, axes or (FOLDS,)), lambda: resources, out).variants
+
+
+def test_folds_of_data_without_a_val_split_share_all_samples(tmp_path: Path) -> None:
+    for number in range(12):
+        path = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), number).save(path)
+    shared = fold_data.read(plans(ImageFolder(str(tmp_path / "images"), size=4, folds=Folds(3)), tmp_path))
+    assert shared is not None and len(shared.arrays["image"]) == 12
 
 
 @pytest.mark.parametrize("bad", [(), (0, 7, 8, 59)])
