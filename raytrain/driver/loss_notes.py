@@ -14,6 +14,7 @@ from raytrain.data.batch import Batch
 from raytrain.errors import UserError
 from raytrain.experiment import Experiment
 from raytrain.tasks.classification import Classification
+from raytrain.tasks.supervised import Supervised
 from raytrain.user_code.places import place
 
 _CLOSE = 1e-3
@@ -32,6 +33,8 @@ def notes(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
         if e.data.augment.mixes and _takes_labels(e, module, batch):
             what = "the loss reads batch.labels, and mixup and cutmix give shares of two classes, batch.targets"
             how = "take `batch.labels if batch.targets is None else batch.targets`"
+            if type(e.task).loss is Supervised.loss:
+                how += " in wanted()"  # which gives a training_loss its target
             raise UserError(what, f"in {place(type(e.task))}", how)
         kind = type(e.task)
         methods = (kind.forward, kind.loss, getattr(kind, "training_loss", kind.loss))

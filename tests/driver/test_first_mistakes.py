@@ -21,6 +21,7 @@ from raytrain import (
     Index,
     Model,
     SimpleModel,
+    Supervised,
     UserError,
 )
 from raytrain.driver import plan
@@ -91,6 +92,20 @@ class OwnLoss(Classification):
 
 
 @dataclass(frozen=True)
+class OwnTask(Supervised):
+    """A cross entropy with the labels, or as it should be where images are mixed."""
+
+    monitor: str = "val_loss"
+    mixed: bool = False
+
+    def wanted(self, batch: Batch) -> torch.Tensor:
+        return batch.targets if self.mixed and batch.targets is not None else batch.labels
+
+    def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, wanted, reduction="none")
+
+
+@dataclass(frozen=True)
 class Decayed(Classification):
     """A loss with the norm of the last layer's weights, or of all weights."""
 
@@ -152,6 +167,9 @@ def test_a_loss_with_the_labels_of_mixed_images_is_refused() -> None:
     make(SimpleModel(), data, task=OwnLoss(mixed=True))
     make(SimpleModel(), data)
     make(SimpleModel(), task=OwnLoss())
+    with pytest.raises(UserError, match=r"is None else batch.targets` in wanted\(\)$"):
+        make(SimpleModel(), data, task=OwnTask())
+    make(SimpleModel(), data, task=OwnTask(mixed=True))
 
 
 def test_the_reason_of_an_exported_program_has_no_line_of_its_graph() -> None:
