@@ -165,13 +165,16 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
 def dark(e: Experiment, index: Index) -> list[str]:
     """Return a line for the plan if the first samples of training have images that use a small part of the values of
     uint8, as those of 12 bits in files of 16 bits become."""
+    names = [field.name for field in index.fields if field.kind == "image" and field.dtype == "uint8"]
+    if not names:
+        return []  # before anything is read
     count = min(_LOOKED_AT, e.sampler.size(index))
     try:
         arrays = checked_read(e.data, index, np.unique(e.sampler.samples(index, e.seed, 0, np.arange(count))))
     except Exception:  # of samples that the step does not read
         return []
-    for field in index.fields:
-        if field.kind == "image" and field.dtype == "uint8" and 0 < (most := int(arrays[field.name].max())) < _DARK:
+    for name in names:
+        if 0 < (most := int(arrays[name].max())) < _DARK:
             note = f"the first {count} images have values from 0 to {most} of 255: scale them to the whole range before"
             return [f"{note} (of files of 16 bits the values are divided by 257, and those of 12 bits become 0 to 16)"]
     return []

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raytrain import MLP, Augment, ColorJitter, Data, Digits, Experiment, Field, HorizontalFlip, Index, Operation
+from raytrain.driver import first_batch
 from raytrain.driver.first_batch import dark, read_batch
 from raytrain.errors import BadSample, UserError
 
@@ -95,3 +96,9 @@ class Stored(Data):
 def test_images_that_use_few_values_are_noted(data: Stored, noted: bool) -> None:
     found = dark(Experiment(MLP(), data), data.index()["train"])
     assert len(found) == noted and all(f"values from 0 to {data.most} of 255" in note for note in found)
+
+
+def test_no_more_than_images_is_read_for_that_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_batch, "checked_read", lambda *_: pytest.fail("it reads numbers"))
+    data = Stored(16, dtype="uint16")
+    assert dark(Experiment(MLP(), data), data.index()["train"]) == []
