@@ -172,11 +172,24 @@ def _losses(run: Run) -> str:
     task = run.experiment.task
     fields = ("class_weights", "label_smoothing", "focal_gamma", "pos_weight", "teacher")
     weighed = run.experiment.data.augment.mixes or any(getattr(task, name, None) for name in fields)
-    own = isinstance(task, Supervised) and not type(task).training_loss.__module__.startswith("raytrain.")
+    own = isinstance(task, Supervised) and _differ(type(task))
     if not weighed and not own:
         return ""
     why = "another function" if own else "with weights, smoothing, mixed images or a teacher"
     return f"<p class='muted'>The training loss is not that of validation: it is {why}.</p>"
+
+
+def _differ(task: type[Supervised]) -> bool:
+    """Return whether the user has changed one of the losses of training and validation; who changed both may have made
+    them alike."""
+    training, validation = (task.loss, task.training_loss), task.each
+    if training == (Supervised.loss, Supervised.training_loss):
+        return False  # it is that of validation
+    return any(map(_is_users, training)) != _is_users(validation)
+
+
+def _is_users(method: Callable) -> bool:
+    return not method.__module__.startswith("raytrain.")
 
 
 def _validations(rows: Rows) -> str:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from raytrain import MNIST, SGD, Augment, Classification, Cosine, Run, cli, errors
+from raytrain import MNIST, SGD, Augment, Batch, Classification, Cosine, Run, cli, errors
 from raytrain.report import html, run_evaluation, run_page
 from raytrain.report.run_curves import Rows, charts
 from tests.helpers.pages import BASE, HOSTILE, Page, a_run
 from tests.helpers.ranks import new_run
+
+
+@dataclass(frozen=True)
+class Trained(Classification):
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        return super().loss(model, batch)
+
+
+@dataclass(frozen=True)
+class Validated(Classification):
+    def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return super().each(outputs, wanted)
+
+
+@dataclass(frozen=True)
+class Both(Trained, Validated):
+    """Perhaps with one function."""
 
 
 def rows_of(run: Run, kind: str) -> list[dict]:
@@ -169,5 +188,7 @@ def test_losses_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
     said = "The training loss is not that of validation"
     assert said not in run_page.single(a_run(tmp_path / "plain"))
     mixed = replace(BASE.data, augment=Augment(mixup=0.2))
-    for number, change in enumerate(({"task": Classification(label_smoothing=0.1)}, {"data": mixed})):
+    assert said not in run_page.single(a_run(tmp_path / "both", replace(BASE, task=Both())))
+    tasks = (Classification(label_smoothing=0.1), Trained(), Validated())
+    for number, change in enumerate(({"data": mixed}, *({"task": task} for task in tasks))):
         assert said in run_page.single(a_run(tmp_path / str(number), replace(BASE, **change)))
