@@ -309,8 +309,10 @@ def show_evaluation(result: dict[str, Any], where: str) -> None:
             (_figure(name, value) if isinstance(value, float) else f"{value:,}") + floor.get(name, ""),
         )
         for name, value in result.items()
-        if isinstance(value, int | float)
+        if isinstance(value, int | float) and not isinstance(value, bool)
     ]
+    if result.get("whole"):
+        facts.append(("samples", "all of them: these are not the run's data, and have no splits"))
     if skipped := result["skipped"]:
         facts.append(("skipped", errors.listed(skipped, 3)))
     show_facts(terminal(), f"{result['checkpoint']} on {result['split']}, of {where}", facts)
@@ -329,7 +331,7 @@ def _show_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
     largest = sorted(groups, key=lambda name: -groups[name]["count"])[:_MOST_CLASSES]
     _show_table([{"group": name, **groups[name]} for name in groups if name in largest])
     if len(largest) < len(groups):
-        show(terminal(), "  ", f"and {len(groups) - len(largest)} smaller groups, which --json prints")
+        show(terminal(), "  ", f"and {len(groups) - len(largest)} more groups, none larger, which --json prints")
 
 
 def _show_classes(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -67,13 +67,13 @@ def evaluate(
     Returns:
         The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated;
         `baseline`, what a constant answer scores on the run's own validation split, where the run's summary has it;
-        `groups`, the metrics and the count of each value of `by`.
+        `groups`, the metrics and the count of each value of `by`; `whole`, True where other data have no other split.
 
     Raises:
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
             have another shape or dtype than those that the model was trained on.
     """
-    (data, index), path = _split(run, root, split, which), run.checkpoint(which)
+    (data, index, whole), path = _split(run, root, split, which), run.checkpoint(which)
     classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
         raise _other_classes(classes, index.classes, place_of(data))
@@ -94,6 +94,7 @@ def evaluate(
     task = _Watched(task, watches) if watches and type(task).sums is Supervised.sums else task
     sums = add_up(task, strategy, loader, Precision(e.precision, on), e.micro_batch).reduce(on)
     facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
+    facts |= {"whole": True} if whole else {}
     count = int(sums["count"]) if "count" in sums else len(index)
     result = e.task.results(sums)
     base = _baseline(run, result) if root is None and split == "val" else {}
@@ -188,7 +189,10 @@ def predict(
     check_task(run, state, images=split is None and not table, features=features, tta=tta)
     classes = tuple(state["classes"])
     if split is not None or table:
-        data, index = _split(run, root, split, which) if split is not None else _rows(run, paths[0], folder, which)
+        if split is not None:
+            data, index, _ = _split(run, root, split, which)
+        else:
+            data, index = _rows(run, paths[0], folder, which)
         names = index.names(np.arange(len(index)))
         reader = _Followed(data, index, follow)
     else:
@@ -249,8 +253,8 @@ def find_layer(run: Run, model: nn.Module, state: Mapping[str, Any], name: str) 
     return find(run.experiment.model, model, blank_input(state), name)
 
 
-def _split(run: Run, root: str | None, split: str, which: str) -> tuple[Data, Index]:
-    """Return the run's data, or others, and their samples of a split.
+def _split(run: Run, root: str | None, split: str, which: str) -> tuple[Data, Index, bool]:
+    """Return the run's data, or others, their samples of a split, and whether these are all samples of other data.
 
     Raises:
         UserError: they are not there, or do not fit the model.
@@ -260,7 +264,8 @@ def _split(run: Run, root: str | None, split: str, which: str) -> tuple[Data, In
         raise _no_split(split, indices, place_of(data))
     index = indices[split]
     check_input(data, index, run.checkpoint(which))
-    return data, index
+    whole = root is not None and split != "train" and index.fingerprint() == indices["train"].fingerprint()
+    return data, index, whole
 
 
 def _rows(run: Run, table: str, folder: str, which: str) -> tuple[Data, Index]:

@@ -133,3 +133,18 @@ def test_data_that_have_moved_are_told_by_the_flag(tmp_path: Path, capsys: pytes
     assert len(raytrain.predict(run, split="val", root=other)) == 2 * COUNT
     with pytest.raises(UserError, match="root is where the data of a split are"):
         raytrain.predict(run, other, root=other)
+
+
+def test_an_evaluation_of_all_samples_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place := tmp_path / "own").mkdir()
+    file = table(place / "images")
+    absolute = file.read_text().replace("\na/", f"\n{place}/images/a/").replace("\nb/", f"\n{place}/images/b/")
+    file.write_text(absolute)
+    run = trained(tmp_path / "run", Manifest(str(file), size=8, **GREY))
+    told = "all of them: these are not the run's data"
+    there = ("--data.root", tmp_path / "moved" / "images" / "table.csv")
+    assert told not in succeeds(capsys, "evaluate", run.path, "--data.root", file)
+    place.rename(tmp_path / "moved")
+    there[1].write_text(absolute.replace(str(place), str(tmp_path / "moved")))
+    assert told in succeeds(capsys, "evaluate", run.path, *there), "its fingerprint has the paths"
+    assert json.loads(succeeds(capsys, "evaluate", run.path, *there, "--json"))["whole"] is True
