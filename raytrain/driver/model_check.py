@@ -20,6 +20,7 @@ from raytrain.data.batch import Batch
 from raytrain.experiment import Experiment
 from raytrain.models import Model
 from raytrain.tasks.classification import Classification
+from raytrain.tasks.task import Task
 from raytrain.training import freezing
 from raytrain.user_code import places
 from raytrain.user_code.wrappers import target_of
@@ -83,7 +84,7 @@ def check_model(experiment: Experiment, blank: Batch, classes: int) -> tuple[nn.
             how = _remedy(experiment, blank, classes, str(error))
             raise errors.UserError(what, places.line_of(error) or f"in {where}", how) from None
     _check_state(module, changed, f"in {where}")
-    if isinstance(output, dict | tuple | list) and type(experiment.task).loss.__module__.startswith("raytrain."):
+    if isinstance(output, dict | tuple | list) and not _takes_outputs(type(experiment.task)):
         raise _several_outputs(output, where)
     told = isinstance(experiment.task, Classification)  # it says itself that it needs labels
     if not classes and isinstance(output, torch.Tensor) and not output.numel() and not told:
@@ -128,6 +129,13 @@ def _remedy(experiment: Experiment, blank: Batch, classes: int, error: str) -> s
     if dtype == "float32":
         return how
     return f"let the data give float32, convert its {dtype} in the module's forward(), or {how}"
+
+
+def _takes_outputs(task: type[Task]) -> bool:
+    """Return whether a method of the user's may take what is no tensor. A `training_loss` alone is not enough: the
+    package's `each` gets the outputs too."""
+    methods = (getattr(task, name, task.loss) for name in ("loss", "sums", "fitted", "each"))
+    return not all(method.__module__.startswith("raytrain.") for method in methods)
 
 
 def _several_outputs(output: dict[str, Any] | tuple[Any, ...] | list[Any], where: str) -> errors.UserError:

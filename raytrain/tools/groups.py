@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from raytrain import errors
 from raytrain.data import Data, Index, Manifest
@@ -58,9 +59,10 @@ class Groups:
         of = self._group[batch.ids]
         for group in np.unique(of):
             rows = np.flatnonzero(of == group)
-            places = torch.from_numpy(rows).to(outputs.device)
+            places = torch.from_numpy(rows).to(batch.input.device)
             part = Batch({name: array[places] for name, array in batch.arrays.items()}, batch.ids[rows])
-            self._sums[group].add(self.task.compare(outputs[places], part))
+            chosen = pytree.tree_map(lambda one, places=places: one[places], outputs)  # a dict or tuple of the user's
+            self._sums[group].add(self.task.compare(chosen, part))
 
     def results(self, device: torch.device) -> dict[str, dict[str, Any]]:
         """Return the metrics and `count` of each group, by its value; without those whose samples were all skipped."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.scenes import CLASSES, Scenes, experiment
+from helpers.scenes import CLASSES, SIDE, Scenes, experiment
 from torch import nn
 from torch.nn import functional
 from torchvision.ops import sigmoid_focal_loss
 
-from raytrain import Batch, Classification, MultiLabel, Regression, Segmentation, Supervised, Task, UserError
+from raytrain import Batch, Classification, Model, MultiLabel, Regression, Segmentation, Supervised, Task, UserError
 from raytrain.data.checks import checked_read
 from raytrain.driver.plan import Plan, make
 from raytrain.driver.resources import Node, Resources
+from raytrain.tools.groups import Groups
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,29 @@ class Least(Supervised):
 
     def each(self, outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return (outputs[:, 0] - wanted).abs()
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = nn.Linear(SIDE * SIDE, 1), nn.Linear(SIDE * SIDE, 1)
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"low": self.low(images.flatten(1)), "high": self.high(images.flatten(1))}
+
+
+@dataclass(frozen=True)
+class Heads(Model):
+    def build(self, sample: tuple[int, ...], classes: int) -> nn.Module:
+        return TwoHeads()
+
+
+@dataclass(frozen=True)
+class Between(Least):
+    """A loss of both heads."""
+
+    def each(self, outputs: dict[str, torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return sum(((outputs[name][:, 0] - wanted).abs() for name in ("low", "high")), torch.zeros(()))
 
 
 def plan(task: Task, wanted: str, outputs: int, pixels: bool = False) -> Plan:
@@ -129,6 +153,21 @@ def test_validation_keeps_its_loss() -> None:
 )
 def test_the_plan_takes_them(task: Task, wanted: str, outputs: int, pixels: bool) -> None:
     assert not [note for note in plan(task, wanted, outputs, pixels).notes if "loss" in note]
+
+
+def test_a_task_of_ones_own_may_take_several_outputs() -> None:
+    value = replace(experiment(Between(), "size", 1), model=Heads())
+    make(value, lambda: Resources((Node("n0", 4, 0, 8 << 30),), "this machine"), "runs/x-N")
+    batch, groups = batch_of("size"), Groups(Between(), np.arange(21) % 2)
+    model = TwoHeads()
+    outputs = model(batch.images)
+    groups.add(outputs, batch)
+    found = groups.results(torch.device("cpu"))
+    losses = Between().each(outputs, batch["size"])
+    for group in (0, 1):
+        assert found[str(group)]["loss"] == pytest.approx(losses[group::2].mean().item())
+    with pytest.raises(UserError, match="the model returns a dict of low, high, and the task takes a tensor"):
+        make(replace(value, task=Quantile()), lambda: Resources((Node("n0", 4, 0, 8 << 30),), ""), "runs/x-N")
 
 
 @dataclass(frozen=True)
