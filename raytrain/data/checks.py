@@ -358,6 +358,9 @@ def perhaps_moved(data: Data, how: str) -> Iterator[None]:
         yield
     except errors.UserError as error:
         root = str(getattr(data, "root", ""))
-        if not root or is_url(root) or "*" in root or os.path.lexists(os.path.expanduser(root)):
+        place, said = os.path.expanduser(root), f"{error.what} {error.where}"
+        if not root or is_url(root) or "*" in root or os.path.lexists(place):
             raise
+        if not any(one in said for one in (root, os.path.normpath(place), os.path.abspath(place))):
+            raise  # of something else: a root may be the name of a data set
         raise errors.UserError(error.what, error.where, how) from None

@@ -16,7 +16,7 @@ from PIL import Image
 
 import raytrain
 from raytrain import CNN, Data, Experiment, Folds, ImageFolder, Manifest, MaskFolder, Run, UserError
-from raytrain.data.checks import checked_indices
+from raytrain.data.checks import checked_indices, perhaps_moved
 from raytrain.tools import inference
 from raytrain.tools.listing import at_root
 
@@ -148,3 +148,12 @@ def test_an_evaluation_of_all_samples_says_so(tmp_path: Path, capsys: pytest.Cap
     there[1].write_text(absolute.replace(str(place), str(tmp_path / "moved")))
     assert told in succeeds(capsys, "evaluate", run.path, *there), "its fingerprint has the paths"
     assert json.loads(succeeds(capsys, "evaluate", run.path, *there, "--json"))["whole"] is True
+
+
+@pytest.mark.parametrize("root", ["nowhere/x", "./nowhere/x", "../nowhere", "~/nowhere"])
+def test_an_error_about_something_else_keeps_its_remedy(root: str) -> None:
+    data = ImageFolder(root, 8)
+    with pytest.raises(UserError, match="MOVED"), perhaps_moved(data, "MOVED"):
+        checked_indices(data)
+    with pytest.raises(UserError, match="too large; take less"), perhaps_moved(data, "MOVED"):
+        raise UserError("the batch is too large", "", "take less")
