@@ -66,8 +66,9 @@ class _Called(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            self.asked[name] = None
-            return getattr(self.module, name)
+            found = getattr(self.module, name)
+            self.asked[name] = None  # not of a part that it lacks, after which a task may ask
+            return found
 
 
 def _parts(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:

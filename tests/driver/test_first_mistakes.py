@@ -118,6 +118,14 @@ class Decayed(Classification):
 
 
 @dataclass(frozen=True)
+class Asking(Classification):
+    """Asks for a part that some models have."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return getattr(model, "head", model)(batch.images)
+
+
+@dataclass(frozen=True)
 class Halved(Classification):
     """Gives the model's answers without calling the model as a whole."""
 
@@ -151,7 +159,8 @@ def test_probabilities_in_the_place_of_logits_are_noted(end: str, noted: bool) -
 
 
 @pytest.mark.parametrize(
-    ("task", "asked"), [(Decayed(), "layer"), (Halved(), "layer"), (Decayed(layer=""), ""), (OwnLoss(), "")]
+    ("task", "asked"),
+    [(Decayed(), "layer"), (Halved(), "layer"), (Decayed(layer=""), ""), (OwnLoss(), ""), (Asking(), "")],
 )
 def test_a_task_that_takes_parts_of_the_model_is_noted(task: Classification, asked: str) -> None:
     notes = [note for note in make(Ending("log_softmax"), task=task).notes if "DistributedDataParallel" in note]
