@@ -11,7 +11,7 @@ import torch
 
 from raytrain import errors
 from raytrain.data.batch import Batch
-from raytrain.data.checks import checked_indices
+from raytrain.data.checks import checked_indices, perhaps_moved
 from raytrain.data.source import Data
 from raytrain.report import run_calibration, run_classes
 from raytrain.report.html import safe
@@ -53,11 +53,13 @@ def sections_of(
     again = f"<code>{safe(command)} --evaluate</code>"
     if run.summary["status"] == "unfinished":
         return [_missing(f"The run has not ended: later, {again} fills in classes and samples.")]
+    data = run.experiment.data
     try:
-        if limit is not None and (why := slow(run, limit)):
-            return [_missing(f"Not computed, since {safe(why)}: {again} fills in classes and samples.")]
-        began, seen = time.monotonic(), _Seen(task, run.experiment.data, None if limit is None else _LATE * limit)
-        result = inference.evaluate(run, watch=seen, follow=follow)
+        with perhaps_moved(data, "put the data back"):  # a page has no --data.root
+            if limit is not None and (why := slow(run, limit)):
+                return [_missing(f"Not computed, since {safe(why)}: {again} fills in classes and samples.")]
+            began, seen = time.monotonic(), _Seen(task, data, None if limit is None else _LATE * limit)
+            result = inference.evaluate(run, watch=seen, follow=follow)
         return _shown(run, result, seen, time.monotonic() - began)
     except Exception as error:  # code and data of the user, perhaps on another machine; the rest of the page is good
         reason = errors.one_line(str(error) or type(error).__name__)

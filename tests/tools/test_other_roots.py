@@ -128,6 +128,8 @@ def test_data_that_have_moved_are_told_by_the_flag(tmp_path: Path, capsys: pytes
         assert f"no such folder, {tmp_path}/images; if the data have moved, give their place now: --data.root" in said
         assert succeeds(capsys, *command, *there)
     assert "or write .pth" in fails(capsys, "export", run.path, tmp_path / "m.pt2")
+    assert succeeds(capsys, "report", run.path, "--evaluate")
+    assert f"no such folder, {tmp_path}/images; put the data back." in (run.path / "report.html").read_text()
     assert "--data.root is that of a --split" in fails(capsys, "predict", run.path, tmp_path / "moved", *there)
     other = folder(tmp_path / "other", seed=1)
     assert len(raytrain.predict(run, split="val", root=other)) == 2 * COUNT
