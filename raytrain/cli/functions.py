@@ -164,7 +164,8 @@ def evaluate(
 
     Returns:
         The task's metrics by name, `count`, and what the task has besides: `confusion`, int [classes, classes] as lists
-        with a row for each label, and `per_class`; with `by` also `groups`, the metrics and count of each value.
+        with a row for each label, and `per_class`; with `by` also `groups`, the metrics and count of each value; and
+        `whole`, True where these are all samples of other data, which have no splits.
 
     Raises:
         UserError: the data or the checkpoint is not there, or the data does not suit the model.
