@@ -236,20 +236,22 @@ def token_not_asked(url: str, where: str) -> UserError:
     return UserError(f"the cluster requires no token, and there is one here ({where})", url, how)
 
 
-def diverged(what: str, committed: list[str], at_once: bool = False) -> FloatingPointError:
+def diverged(what: str, committed: list[str], at_once: bool = False, clipped: bool = False) -> FloatingPointError:
     """Return the error that ends a run whose loss or weights are not finite.
 
     Args:
         committed: the names of the run's checkpoints, oldest first.
         at_once: whether the newest one's own weights give the loss, so that smaller steps from there come too late.
+        clipped: whether the run clips gradients already.
     """
+    clip = "a lower --clip_norm" if clipped else "--clip_norm 1"
     last = f"the last checkpoint is {committed[-1]}" if committed else "there is no checkpoint yet"
     if committed and at_once:
         return FloatingPointError(
             f"{what}, with the weights of the last checkpoint, {committed[-1]}: train a new run with a lower learning "
-            "rate or --clip_norm 1, or, if samples are to blame, go on with --on_nonfinite skip"
+            f"rate or {clip}, or, if samples are to blame, go on with --on_nonfinite skip"
         )
     return FloatingPointError(
-        f"{what}: train a new run with a lower learning rate, or go on with --clip_norm 1, or with "
+        f"{what}: train a new run with a lower learning rate, or go on with {clip}, or with "
         f"--on_nonfinite skip to leave such steps out; {last}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,10 +143,11 @@ class LossLog:
         ], Ask(int(asked))
 
 
-def diverged(step: Reduced, committed: list[str]) -> FloatingPointError:
+def diverged(step: Reduced, checkpoints: Path, clipped: bool) -> FloatingPointError:
     """Return the error that ends a run whose loss is not finite; see `errors.diverged`."""
+    committed = layout.committed(checkpoints)
     at_once = bool(committed) and layout.step_of(committed[-1]) == step.step - 1
-    return errors.diverged(f"the loss became {step.total} at step {step.step}", committed, at_once)
+    return errors.diverged(f"the loss became {step.total} at step {step.step}", committed, at_once, clipped)
 
 
 def _decisions(steps: list[Step]) -> list[bool]:

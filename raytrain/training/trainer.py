@@ -299,7 +299,7 @@ class Trainer:
         """
         finite = math.isfinite(step.total)
         if not finite and self.experiment.on_nonfinite == "error":
-            raise diverged(step, sorted(path.parent.name for path in self.run.checkpoints.glob("step_*/manifest.json")))
+            raise diverged(step, self.run.checkpoints, clipped=self.experiment.clip_norm is not None)
         if finite:
             self.progress.add(step.total, step.size)
         self.progress.skipped += not step.updated

@@ -190,11 +190,20 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_step(ranks: Ranks, tmp_
         ranks.run(1, train_rank, e, new_run(tmp_path / "run", e))
 
 
-def test_a_loss_that_the_last_checkpoint_gives_is_not_to_be_clipped() -> None:
-    step, names = Reduced(4, 0.1, 8, math.inf, math.inf, True, {}), ["step_00000002", "step_00000003"]
-    said = str(diverged(step, names))
+def test_a_loss_that_the_last_checkpoint_gives_is_not_to_be_clipped(tmp_path: Path) -> None:
+    step = Reduced(4, 0.1, 8, math.inf, math.inf, True, {})
+
+    def error(clipped: bool = False) -> str:
+        return str(diverged(step, tmp_path, clipped))
+
+    for number in (2, 3):
+        (tmp_path / f"step_{number:08d}").mkdir()
+        (tmp_path / f"step_{number:08d}" / "manifest.json").touch()
+        if number == 2:
+            assert "go on with --clip_norm 1" in error() and "go on with a lower --clip_norm" in error(clipped=True)
+    said = error()
     assert "inf at step 4, with the weights of the last checkpoint, step_00000003: train a new run" in said
-    assert "go on with --clip_norm 1" not in said and "go on with --clip_norm 1" in str(diverged(step, names[:1]))
+    assert "go on with --clip_norm 1" not in said and "learning rate or a lower --clip_norm, or" in error(clipped=True)
 
 
 @dataclass(frozen=True)
