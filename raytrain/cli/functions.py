@@ -15,7 +15,7 @@ from raytrain.files import is_url
 from raytrain.loggers import Logger
 from raytrain.run.experiment_file import refuse_while_loading
 from raytrain.run.run import Run
-from raytrain.sweep import Sweep
+from raytrain.sweep import Sweep, cross_validation
 from raytrain.sweep.sweep_run import SweepRun
 from raytrain.user_code import scripts
 
@@ -90,7 +90,7 @@ def resume(
     started = time.time()
     refuse_while_loading()
     command, _ = _commands()
-    run = _opened(run)
+    run = Run(_where(run))
     correction = command.Correction(run, Path(experiment)) if experiment else None
     value = correction.experiment if correction else run.experiment
     for path, change in changes.items():
@@ -144,7 +144,7 @@ def sweep(
 
 
 def evaluate(
-    run: Run | Path | str,
+    run: Run | SweepRun | Path | str,
     *,
     root: Path | str | None = None,
     split: str = "val",
@@ -155,7 +155,8 @@ def evaluate(
     """Evaluate a run on every sample of a split, as `raytrain evaluate` does, in this process.
 
     Args:
-        run: the run, or its directory or URL.
+        run: the run, or its directory or URL; or those of a cross-validation: each sample is then evaluated by the
+            model of the fold that left it out.
         root: other data of the same classes, in the layout of the run's data.
         split: train, val or test.
         tta: average the probabilities of an image and its mirror image ("flip"), or of this many views of it by the
@@ -164,19 +165,24 @@ def evaluate(
 
     Returns:
         The task's metrics by name, `count`, and what the task has besides: `confusion`, int [classes, classes] as lists
-        with a row for each label, and `per_class`; with `by` also `groups`, the metrics and count of each value; and
-        `whole`, True where these are all samples of other data, which have no splits.
+        with a row for each label, and `per_class`; with `by` also `groups`, the metrics and count of each value;
+        `whole`, True where these are all samples of other data, which have no splits; and of a cross-validation
+        `folds`, the metrics and count of each fold.
 
     Raises:
         UserError: the data or the checkpoint is not there, or the data does not suit the model.
     """
     _check_texts(split=split, checkpoint=checkpoint, by=by)
     root = None if root is None else str(root)
-    return _inference().evaluate(_opened(run), root, split, checkpoint, str(tta), by=by)
+    inference, out_of_fold = _inference()
+    found = cross_validation.opened(_where(run), split, root)
+    if isinstance(found, Run):
+        return inference.evaluate(found, root, split, checkpoint, str(tta), by=by)
+    return out_of_fold.evaluate(found, checkpoint, str(tta), by=by)
 
 
 def predict(
-    run: Run | Path | str,
+    run: Run | SweepRun | Path | str,
     paths: Path | str | Sequence[Path | str] = (),
     *,
     split: str | None = None,
@@ -189,7 +195,8 @@ def predict(
     """Predict images, a table or a split, as `raytrain predict` does, in this process.
 
     Args:
-        run: the run, or its directory or URL.
+        run: the run, or its directory or URL; or those of a cross-validation, with `split="val"`: each sample is then
+            predicted by the model of the fold that left it out.
         paths: image files and folders of them, or one table with the columns of the run's own, but for labels.
         split: the split of the run's own data to predict, in place of paths.
         root: other data of the same classes, whose split it is.
@@ -223,16 +230,14 @@ def predict(
     if any(is_url(path) and not is_table(path) for path in given):
         what = "images at a URL are predicted in parts"
         raise errors.UserError(what, "", "use `raytrain predict RUN URL --out FOLDER`")
-    return _inference().predict(
-        _opened(run),
-        given,
-        checkpoint,
-        str(tta),
-        split=split,
-        root=None if root is None else str(root),
-        features=layer,
-        folder=str(folder),
-    )
+    inference, out_of_fold = _inference()
+    root = None if root is None else str(root)
+    found = cross_validation.opened(_where(run), split, root)
+    if isinstance(found, Run):
+        return inference.predict(
+            found, given, checkpoint, str(tta), split=split, root=root, features=layer, folder=str(folder)
+        )
+    return out_of_fold.predict(found, checkpoint, str(tta), features=layer)
 
 
 def _paths(paths: Path | str | Sequence[Path | str]) -> list[str]:
@@ -257,17 +262,17 @@ def _check_texts(**given: object) -> None:
             raise errors.UserError(f"{name} must be a text, got {value!r}", "", f'write {name}="..."')
 
 
-def _opened(run: Run | Path | str) -> Run:
-    """Return the run, opened anew.
+def _where(run: Run | SweepRun | Path | str) -> str:
+    """Return the directory or URL of a run or a sweep.
 
     Raises:
-        UserError: there is none, or what is given is something else, such as a sweep.
+        UserError: what is given is something else.
     """
     where = run.where if isinstance(run, Run | SweepRun) else run
     if not isinstance(where, os.PathLike | str):
         what = f"this is no run, but a value of type {type(where).__name__}"
         raise errors.UserError(what, "", "give what raytrain.train returns, or a run's directory or URL")
-    return Run(where)
+    return str(where)
 
 
 def _shown(value: object) -> str:
@@ -283,7 +288,7 @@ def _commands():
 
 
 def _inference():
-    """Return the module that evaluates and predicts, imported late: it imports torch."""
-    from raytrain.tools import inference
+    """Return the modules that evaluate and predict, imported late: they import torch."""
+    from raytrain.tools import inference, out_of_fold
 
-    return inference
+    return inference, out_of_fold

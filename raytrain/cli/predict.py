@@ -13,27 +13,34 @@ from raytrain import errors
 from raytrain.cli.flags.predict import Prediction
 from raytrain.report.progress import Bar
 from raytrain.run.run import Run
-from raytrain.tools import batch_predict, columns, inference, listing
+from raytrain.sweep import cross_validation
+from raytrain.tools import batch_predict, columns, inference, listing, out_of_fold
 
 
 def predict(wanted: Prediction) -> int:
     """Predict images, a table or a split; print rows, write a file, or write a result in parts. The exit status is 1 if
     a worker failed."""
-    run = Run(wanted.run)
+    found = cross_validation.opened(wanted.run, wanted.split, wanted.root)
+    run = found if isinstance(found, Run) else next(iter(found.values()))
     if wanted.out is not None and wanted.in_parts:
         return _predict_in_parts(run, wanted, wanted.out)
     with Bar("predict") as bar:
-        rows = inference.predict(
-            run,
-            wanted.images,
-            wanted.checkpoint,
-            wanted.tta,
-            split=wanted.split,
-            root=wanted.root,
-            features=wanted.features,
-            folder=wanted.folder,
-            follow=bar.follow,
-        )
+        if isinstance(found, Run):
+            rows = inference.predict(
+                run,
+                wanted.images,
+                wanted.checkpoint,
+                wanted.tta,
+                split=wanted.split,
+                root=wanted.root,
+                features=wanted.features,
+                folder=wanted.folder,
+                follow=bar.follow,
+            )
+        else:
+            rows = out_of_fold.predict(
+                found, wanted.checkpoint, wanted.tta, features=wanted.features, follow=bar.follow
+            )
     classes = run.experiment.task.class_names(run.classes(wanted.checkpoint))
     if wanted.out is None:
         for row in rows:

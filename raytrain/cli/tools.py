@@ -17,7 +17,8 @@ from raytrain.report.console import show_evaluation
 from raytrain.report.output import aside_where
 from raytrain.report.progress import Bar
 from raytrain.run.run import Run
-from raytrain.tools import columns, inference, lr_range, micro_batch, micro_batch_trials
+from raytrain.sweep import cross_validation
+from raytrain.tools import columns, inference, lr_range, micro_batch, micro_batch_trials, out_of_fold
 from raytrain.tools import export as exporting
 from raytrain.tools.output import write_file
 
@@ -43,14 +44,18 @@ def batch(
         batch_report.show(found, value, following)
 
 
-def evaluate(run: Run, root: str | None, split: str, which: str, tta: str, by: str, as_json: bool) -> None:
-    """Evaluate a checkpoint and print its metrics."""
+def evaluate(place: str, root: str | None, split: str, which: str, tta: str, by: str, as_json: bool) -> None:
+    """Evaluate a checkpoint, or all folds of a cross-validation, and print the metrics."""
+    found = cross_validation.opened(place, split, root)
     with aside_where(as_json), Bar("evaluate", shown=not as_json) as bar:
-        result = inference.evaluate(run, root, split, which, tta, by=by, follow=bar.follow)
+        if isinstance(found, Run):
+            result = inference.evaluate(found, root, split, which, tta, by=by, follow=bar.follow)
+        else:
+            result = out_of_fold.evaluate(found, which, tta, by=by, follow=bar.follow)
     if as_json:
         print(json.dumps(columns.for_json(result)))
     else:
-        show_evaluation(result, run.where)
+        show_evaluation(result, place)
 
 
 def export(run: Run, file: Path, which: str) -> int:

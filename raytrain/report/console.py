@@ -315,23 +315,27 @@ def show_evaluation(result: dict[str, Any], where: str) -> None:
         facts.append(("samples", "all of them: these are not the run's data, and have no splits"))
     if skipped := result["skipped"]:
         facts.append(("skipped", errors.listed(skipped, 3)))
-    show_facts(terminal(), f"{result['checkpoint']} on {result['split']}, of {where}", facts)
+    what = f"{result['checkpoint']} on {result['split']}, of {where}"
+    if "folds" in result:
+        what = f"the {result['checkpoint']} checkpoints of all folds, each on what it left out, of {where}"
+    show_facts(terminal(), what, facts)
     _show_classes(result.get("per_class", []))
-    _show_groups(result.get("groups", {}))
+    _show_groups("fold", result.get("folds", {}))
+    _show_groups("group", result.get("groups", {}))
 
 
 def _word(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value))
 
 
-def _show_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a table of groups; of many, the largest."""
+def _show_groups(kind: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a table of groups or folds; of many, the largest."""
     if not groups:
         return
     largest = sorted(groups, key=lambda name: -groups[name]["count"])[:_MOST_CLASSES]
-    _show_table([{"group": name, **groups[name]} for name in groups if name in largest])
+    _show_table([{kind: name, **groups[name]} for name in groups if name in largest])
     if len(largest) < len(groups):
-        show(terminal(), "  ", f"and {len(groups) - len(largest)} more groups, none larger, which --json prints")
+        show(terminal(), "  ", f"and {len(groups) - len(largest)} more {kind}s, none larger, which --json prints")
 
 
 def _show_classes(rows: Sequence[Mapping[str, Any]]) -> None:

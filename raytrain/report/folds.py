@@ -72,7 +72,8 @@ def write(path: Path, answer: dict[str, Any]) -> None:
 
 
 def following(path: Path, where: str, results: Results) -> list[tuple[str, ...]]:
-    """Return the commands that train on the splits of the source, without folds, and that evaluate a fold.
+    """Return the commands that train on the splits of the source, without folds, and that evaluate all folds, or where
+    some have no result, one of them.
 
     Args:
         path: the sweep's directory.
@@ -86,7 +87,7 @@ def following(path: Path, where: str, results: Results) -> list[tuple[str, ...]]
         experiment = f"{run}/experiment.json"
     return [
         ("raytrain", "train", experiment, "--data.folds.count", "0", "--data.folds.fold", "0"),
-        ("raytrain", "evaluate", run),
+        ("raytrain", "evaluate", where if all(trial.counts for trial in results.trials) else run),
     ]
 
 

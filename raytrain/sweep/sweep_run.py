@@ -78,7 +78,7 @@ class SweepRun:
             "config": _struct(config, len(trials)),
             "result": _struct(result, len(trials)),
             "curve": pa.array([[_numbers(row) for row in rows] for rows in curves]),
-            "path": pa.array([self._run(one["number"]) for one in trials], pa.string()),
+            "path": pa.array([self.run_at(one["number"]) for one in trials], pa.string()),
             "error": pa.array([one.get("error") for one in trials], pa.string()),
             "violates": pa.array([one.get("violates") for one in trials], pa.list_(pa.string())),
             "configuration": pa.array([one.get("configuration") for one in trials], pa.int64()),
@@ -89,15 +89,15 @@ class SweepRun:
     @property
     def front(self) -> list[Run]:
         """The runs of the trials that no other one beats in all objectives."""
-        return [Run(self._run(number)) for number in self.answer["front"]]
+        return [Run(self.run_at(number)) for number in self.answer["front"]]
 
     @property
     def best(self) -> Run | None:
         """The best trial's run; None if no trial has a result."""
         number = self.answer["best"]
-        return None if number is None else Run(self._run(number))
+        return None if number is None else Run(self.run_at(number))
 
-    def _run(self, number: int) -> str:
+    def run_at(self, number: int) -> str:
         """Return the directory or the URL of a trial's run."""
         return location.join(self.where, record.folder(Path(), number).as_posix())
 

@@ -51,6 +51,13 @@ class Sums:
                 self._totals[name] = wide.new_zeros((self._shards, *wide.shape))
             self._totals[name][shard] += wide
 
+    def merge(self, other: Sums) -> None:
+        """Add the sums and the values of single samples of another one, whose samples are others of the same task."""
+        for name, totals in other._totals.items():
+            self._totals[name] = self._totals[name] + totals if name in self._totals else totals.clone()
+        for name, parts in other._samples.items():
+            self._samples.setdefault(name, []).extend(parts)
+
     def reduce(self, device: torch.device) -> dict[str, np.ndarray]:
         """Return the totals over all ranks, and the values of all samples in the order of their numbers. A collective:
         every rank calls it, even without a batch."""

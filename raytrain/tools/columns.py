@@ -20,7 +20,7 @@ from raytrain.files import reason
 from raytrain.tools import output
 
 FEATURES = "features"
-TAKEN = ("path", "sample", "row", "error")
+TAKEN = ("path", "sample", "row", "fold", "error")
 """Columns of results that are not the task's: one of this name, such as the target of a regression, gets a `_`."""
 
 

@@ -18,8 +18,11 @@ from raytrain.tasks.supervised import Supervised
 from raytrain.tasks.task import Task
 
 
-def with_column(data: Data, index: Index, column: str) -> Index:
+def with_column(data: Data, index: Index, split: str, column: str) -> Index:
     """Return the index of a split with a column; of a table also one that the experiment does not name.
+
+    Args:
+        split: the one that the index is of; a fold's index names the split that its samples were taken from.
 
     Raises:
         UserError: there is none.
@@ -29,7 +32,7 @@ def with_column(data: Data, index: Index, column: str) -> Index:
     if isinstance(data, Manifest):
         more = copy(data)
         vars(more)["columns"] = (*data.columns, column)  # all else of it stays, such as what it is read for
-        return checked_indices(more)[index.split]
+        return checked_indices(more)[split]
     how = errors.nearest(column, index.columns)
     how += f"there are {', '.join(index.columns)}" if index.columns else "only tables and sources of your own have some"
     raise errors.UserError(f"the data has no column {column!r}", "in --by", how)
@@ -51,8 +54,9 @@ class Groups:
             what = f"--by needs the outputs of the model, and {type(task).__name__} has `sums` of its own"
             raise errors.UserError(what, "in task", "derive it from Supervised, or leave --by out")
         self.task = task
-        self.names, self._group = np.unique(values, return_inverse=True)
-        self._sums = [Sums() for _ in self.names]
+        names, self._group = np.unique(values, return_inverse=True)
+        self._names: list[str] = [str(name) for name in names.tolist()]
+        self._sums = {name: Sums() for name in self._names}
 
     def add(self, outputs: torch.Tensor, batch: Batch) -> None:
         """Add a batch's samples."""
@@ -62,9 +66,14 @@ class Groups:
             places = torch.from_numpy(rows).to(batch.input.device)
             part = Batch({name: array[places] for name, array in batch.arrays.items()}, batch.ids[rows])
             chosen = pytree.tree_map(lambda one, places=places: one[places], outputs)  # a dict or tuple of the user's
-            self._sums[group].add(self.task.compare(chosen, part))
+            self._sums[self._names[group]].add(self.task.compare(chosen, part))
+
+    def merge(self, other: Groups) -> None:
+        """Add the groups of other samples of the same task."""
+        for name, sums in other._sums.items():
+            self._sums.setdefault(name, Sums()).merge(sums)
 
     def results(self, device: torch.device) -> dict[str, dict[str, Any]]:
         """Return the metrics and `count` of each group, by its value; without those whose samples were all skipped."""
-        added = zip(self.names.tolist(), (one.reduce(device) for one in self._sums), strict=True)
-        return {str(name): {**self.task.results(sums), "count": int(sums["count"])} for name, sums in added if sums}
+        added = ((name, one.reduce(device)) for name, one in self._sums.items())
+        return {name: {**self.task.results(sums), "count": int(sums["count"])} for name, sums in added if sums}

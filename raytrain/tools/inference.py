@@ -28,6 +28,7 @@ from raytrain.tasks.task import Task
 from raytrain.tools.features import Layer, find
 from raytrain.tools.groups import Groups, with_column
 from raytrain.tools.listing import at_root, images_at, place_of, rows_of
+from raytrain.tools.measured import Measured
 from raytrain.tools.predictor import Predictor
 from raytrain.tools.views import Views, averaged, check_tta
 from raytrain.training.evaluation import evaluate as add_up
@@ -73,11 +74,28 @@ def evaluate(
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
             have another shape or dtype than those that the model was trained on.
     """
+    found = measured(run, root, split, which, tta, by=by, watch=watch, follow=follow)
+    result = found.figures()
+    return result | (_baseline(run, result) if root is None and split == "val" else {})
+
+
+def measured(
+    run: Run,
+    root: str | None = None,
+    split: str = "val",
+    which: str = "best",
+    tta: str = "",
+    *,
+    by: str = "",
+    watch: Callable[[torch.Tensor, Batch], None] | None = None,
+    follow: Follow | None = None,
+) -> Measured:
+    """Return the sums of which `evaluate`, which has the same arguments and errors, makes metrics."""
     (data, index, whole), path = _split(run, root, split, which), run.checkpoint(which)
     classes = tuple(load_state(path)["classes"])
     if index.classes != classes:
         raise _other_classes(classes, index.classes, place_of(data))
-    index = with_column(data, index, by) if by else index
+    index = with_column(data, index, split, by) if by else index
     e = run.experiment.bound(index)
     groups = Groups(e.task, index.columns[by]) if by else None
     views, on = check_tta(tta, e, index.input.kind), device()
@@ -92,14 +110,10 @@ def evaluate(
     strategy = Strategy(model, RankContext(0, 1, on))
     watches = [one for one in (watch, groups and groups.add) if one]
     task = _Watched(task, watches) if watches and type(task).sums is Supervised.sums else task
-    sums = add_up(task, strategy, loader, Precision(e.precision, on), e.micro_batch).reduce(on)
-    facts = {"split": split, "checkpoint": path.name, "skipped": reader.skipped} | ({"views": views} if tta else {})
+    sums = add_up(task, strategy, loader, Precision(e.precision, on), e.micro_batch)
+    facts = {"split": split, "checkpoint": path.name} | ({"views": views} if tta else {})
     facts |= {"whole": True} if whole else {}
-    count = int(sums["count"]) if "count" in sums else len(index)
-    result = e.task.results(sums)
-    base = _baseline(run, result) if root is None and split == "val" else {}
-    parted = {"groups": groups.results(on)} if groups else {}
-    return {**result, "count": count, **facts, **base, **_by_class(e.task, sums, classes), **parted}
+    return Measured(e.task, sums, groups, len(index), classes, facts, tuple(reader.skipped))
 
 
 def _baseline(run: Run, result: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -107,16 +121,6 @@ def _baseline(run: Run, result: Mapping[str, float]) -> dict[str, dict[str, floa
     floor = {name.removeprefix("val_"): value for name, value in run.summary.get("baseline", {}).items()}
     known = {name: floor[name] for name in result if name in floor}
     return {"baseline": known} if known else {}
-
-
-def _by_class(task: Task, sums: Mapping[str, np.ndarray], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the confusion matrix and the rows per class, of a task that has them."""
-    found: dict[str, Any] = {}
-    if "confusion" in sums:
-        found |= {"classes": list(classes), "confusion": sums["confusion"].tolist()}
-    if table := task.per_class(sums, classes):
-        found["per_class"] = table
-    return found
 
 
 class _Followed(Direct):

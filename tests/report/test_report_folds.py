@@ -69,7 +69,7 @@ def test_no_fold_is_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "3 folds (3 completed), val_accuracy 0.9000 ± 0.0400 (mean ± standard deviation of 3 folds)" in said
     assert "next:  raytrain train runs/f/trials/0000/experiment.json --data.folds.count 0 --data.folds.fold 0" in said
     assert (
-        "raytrain evaluate runs/f/trials/0000" in said
+        "raytrain evaluate runs/f\n" in said
         and "next:  raytrain train runs/f/best.json" not in said
         and "trial 1" not in said
     )

@@ -117,9 +117,9 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
     return value, search, source, as_json, ["raytrain", "train", path, *given]
 
 
-def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, str, bool]:
-    """Return the run, another data root, the split, the checkpoint, test-time augmentation, the column of groups, and
-    whether JSON is wanted."""
+def evaluate(arguments: list[str]) -> tuple[str, str | None, str, str, str, str, bool]:
+    """Return the run or cross-validation, another data root, the split, the checkpoint, test-time augmentation, the
+    column of groups, and whether JSON is wanted."""
 
     def command(
         run: tyro.conf.Positional[Annotated[str, RUN]],
@@ -130,7 +130,8 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, str,
         by: str = "",
         json: bool = False,
     ) -> tuple:
-        """Evaluate a checkpoint on every sample of a split.
+        """Evaluate a checkpoint on every sample of a split; or, for the directory of a cross-validation, each sample by
+        the model of the fold that left it out.
 
         Args:
             split: The split to evaluate on.
@@ -142,8 +143,7 @@ def evaluate(arguments: list[str]) -> tuple[Run, str | None, str, str, str, str,
         """
         return run, data.root, split, checkpoint, tta, by, json
 
-    path, *others = parse(command, arguments, "raytrain evaluate")
-    return Run(path), *others
+    return parse(command, arguments, "raytrain evaluate")
 
 
 def export(arguments: list[str]) -> tuple[Run, Path, str]:

@@ -1,0 +1,43 @@
+"""The runs of a cross-validation that has ended."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from raytrain import errors
+from raytrain.data.folds import AXIS
+from raytrain.files import is_url, known_json
+from raytrain.run.run import Run
+from raytrain.sweep import at_url
+from raytrain.sweep.sweep_run import SweepRun
+
+
+def opened(place: str, split: str | None, root: str | None = None) -> Run | dict[int, Run]:
+    """Return the run of a directory or URL, or the runs of a cross-validation, by fold.
+
+    Args:
+        split: what is asked for: of a cross-validation the samples that the folds left out, `val`.
+        root: as for `inference.evaluate`.
+
+    Raises:
+        UserError: there is neither, a fold has not been trained to its end, or other samples are asked for.
+    """
+    path = at_url.opened(place) if is_url(place) else Path(place)
+    if path is None or not os.path.isfile(path / "sweep.json"):
+        return Run(place)
+    described = known_json(path / "sweep.json").get("sweep")
+    axes = described.get("axes", []) if isinstance(described, dict) else []
+    if [axis.get("path") for axis in axes] != [AXIS]:
+        return Run(place)  # which says that a sweep is no run
+    sweep = SweepRun(path)
+    if split != "val" or root is not None:
+        what = "the folds of a cross-validation answer for what they left out, the split val of their own data"
+        raise errors.UserError(what, place, f"use the model of a fold for other samples: {place}/trials/0000")
+    for trial in sweep.trials:
+        if trial["status"] not in ("completed", "stopped"):
+            what = f"fold {trial['values'][AXIS]} is {trial['status']}, so that nothing has been said of its samples"
+            how = f"wait for it, or let {errors.command('sweep', place)} go on, or take a run in {place}/trials"
+            raise errors.UserError(what, place, how)
+    found = {trial["values"][AXIS]: Run(sweep.run_at(trial["number"])) for trial in sweep.trials}
+    return dict(sorted(found.items()))
