@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.ranks import Ranks, losses, new_run, train_rank
 
+import raytrain
 from raytrain import MLP, SGD, Balanced, Digits, Experiment, Folds, Grid, Run, Sweep, config
 from raytrain.data import packing
 from raytrain.data.checks import checked_indices
@@ -51,6 +52,10 @@ def test_folds_are_plain_runs_of_their_splits_and_resume(
     whole = json.loads((path / "folds.json").read_text())
     assert whole["metrics"]["val_accuracy"]["mean"] == pytest.approx(np.mean(values))
     assert whole["metrics"]["val_accuracy"]["std"] == pytest.approx(np.std(values, ddof=1))
+    answers = raytrain.evaluate(path)
+    counts = [one["count"] for one in answers["folds"].values()]
+    assert counts == [480, 479, 479] and answers["accuracy"] == pytest.approx(np.average(values, weights=counts))
+    assert len({row["sample"] for row in raytrain.predict(path, split="val")}) == sum(counts) == answers["count"]
     # As after a kill before the last fold began.
     shutil.rmtree(path / "trials" / "0002")
     (path / "folds.json").unlink()
