@@ -155,8 +155,8 @@ def evaluate(
     """Evaluate a run on every sample of a split, as `raytrain evaluate` does, in this process.
 
     Args:
-        run: the run, or its directory or URL; or those of a cross-validation: each sample is then evaluated by the
-            model of the fold that left it out.
+        run: the run, or its directory or URL; or those of a cross-validation: each sample of val is then evaluated by
+            the model of the fold that left it out, and those of test by the mean of all models' answers.
         root: other data of the same classes, in the layout of the run's data.
         split: train, val or test.
         tta: average the probabilities of an image and its mirror image ("flip"), or of this many views of it by the
@@ -167,18 +167,18 @@ def evaluate(
         The task's metrics by name, `count`, and what the task has besides: `confusion`, int [classes, classes] as lists
         with a row for each label, and `per_class`; with `by` also `groups`, the metrics and count of each value;
         `whole`, True where these are all samples of other data, which have no splits; and of a cross-validation
-        `folds`, the metrics and count of each fold.
+        `folds`, the metrics and count of each fold, or of the split test `models`, the number of models.
 
     Raises:
         UserError: the data or the checkpoint is not there, or the data does not suit the model.
     """
     _check_texts(split=split, checkpoint=checkpoint, by=by)
     root = None if root is None else str(root)
-    inference, out_of_fold = _inference()
+    inference, folds = _inference()
     found = cross_validation.opened(_where(run), split, root)
     if isinstance(found, Run):
         return inference.evaluate(found, root, split, checkpoint, str(tta), by=by)
-    return out_of_fold.evaluate(found, checkpoint, str(tta), by=by)
+    return folds.evaluate(found, split, checkpoint, str(tta), by=by)
 
 
 def predict(
@@ -195,8 +195,8 @@ def predict(
     """Predict images, a table or a split, as `raytrain predict` does, in this process.
 
     Args:
-        run: the run, or its directory or URL; or those of a cross-validation, with `split="val"`: each sample is then
-            predicted by the model of the fold that left it out.
+        run: the run, or its directory or URL; or those of a cross-validation: each sample of val is then predicted by
+            the model of the fold that left it out, and other samples by the mean of all models' answers.
         paths: image files and folders of them, or one table with the columns of the run's own, but for labels.
         split: the split of the run's own data to predict, in place of paths.
         root: other data of the same classes, whose split it is.
@@ -230,14 +230,14 @@ def predict(
     if any(is_url(path) and not is_table(path) for path in given):
         what = "images at a URL are predicted in parts"
         raise errors.UserError(what, "", "use `raytrain predict RUN URL --out FOLDER`")
-    inference, out_of_fold = _inference()
+    inference, folds = _inference()
     root = None if root is None else str(root)
     found = cross_validation.opened(_where(run), split, root)
     if isinstance(found, Run):
         return inference.predict(
             found, given, checkpoint, str(tta), split=split, root=root, features=layer, folder=str(folder)
         )
-    return out_of_fold.predict(found, checkpoint, str(tta), features=layer)
+    return folds.predict(found, given, checkpoint, str(tta), split=split, features=layer, folder=str(folder))
 
 
 def _paths(paths: Path | str | Sequence[Path | str]) -> list[str]:
@@ -289,6 +289,6 @@ def _commands():
 
 def _inference():
     """Return the modules that evaluate and predict, imported late: they import torch."""
-    from raytrain.tools import inference, out_of_fold
+    from raytrain.tools import folds, inference
 
-    return inference, out_of_fold
+    return inference, folds

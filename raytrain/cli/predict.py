@@ -14,33 +14,28 @@ from raytrain.cli.flags.predict import Prediction
 from raytrain.report.progress import Bar
 from raytrain.run.run import Run
 from raytrain.sweep import cross_validation
-from raytrain.tools import batch_predict, columns, inference, listing, out_of_fold
+from raytrain.tools import batch_predict, columns, folds, inference, listing
 
 
 def predict(wanted: Prediction) -> int:
     """Predict images, a table or a split; print rows, write a file, or write a result in parts. The exit status is 1 if
     a worker failed."""
     found = cross_validation.opened(wanted.run, wanted.split, wanted.root)
-    run = found if isinstance(found, Run) else next(iter(found.values()))
+    whole = isinstance(found, Run)
     if wanted.out is not None and wanted.in_parts:
-        return _predict_in_parts(run, wanted, wanted.out)
+        if not whole:
+            what = "a cross-validation is predicted by one process, which writes a file"
+            raise errors.UserError(what, f"got --out {wanted.out}", "write --out predictions.parquet")
+        return _predict_in_parts(found, wanted, wanted.out)
+    more = {"split": wanted.split, "features": wanted.features, "folder": wanted.folder}
     with Bar("predict") as bar:
-        if isinstance(found, Run):
+        if whole:
             rows = inference.predict(
-                run,
-                wanted.images,
-                wanted.checkpoint,
-                wanted.tta,
-                split=wanted.split,
-                root=wanted.root,
-                features=wanted.features,
-                folder=wanted.folder,
-                follow=bar.follow,
+                found, wanted.images, wanted.checkpoint, wanted.tta, root=wanted.root, follow=bar.follow, **more
             )
         else:
-            rows = out_of_fold.predict(
-                found, wanted.checkpoint, wanted.tta, features=wanted.features, follow=bar.follow
-            )
+            rows = folds.predict(found, wanted.images, wanted.checkpoint, wanted.tta, follow=bar.follow, **more)
+    run = found if whole else next(iter(found.values()))
     classes = run.experiment.task.class_names(run.classes(wanted.checkpoint))
     if wanted.out is None:
         for row in rows:

@@ -18,7 +18,7 @@ from raytrain.report.output import aside_where
 from raytrain.report.progress import Bar
 from raytrain.run.run import Run
 from raytrain.sweep import cross_validation
-from raytrain.tools import columns, inference, lr_range, micro_batch, micro_batch_trials, out_of_fold
+from raytrain.tools import columns, folds, inference, lr_range, micro_batch, micro_batch_trials
 from raytrain.tools import export as exporting
 from raytrain.tools.output import write_file
 
@@ -51,7 +51,7 @@ def evaluate(place: str, root: str | None, split: str, which: str, tta: str, by:
         if isinstance(found, Run):
             result = inference.evaluate(found, root, split, which, tta, by=by, follow=bar.follow)
         else:
-            result = out_of_fold.evaluate(found, which, tta, by=by, follow=bar.follow)
+            result = folds.evaluate(found, split, which, tta, by=by, follow=bar.follow)
     if as_json:
         print(json.dumps(columns.for_json(result)))
     else:

@@ -315,10 +315,12 @@ def show_evaluation(result: dict[str, Any], where: str) -> None:
         facts.append(("samples", "all of them: these are not the run's data, and have no splits"))
     if skipped := result["skipped"]:
         facts.append(("skipped", errors.listed(skipped, 3)))
-    what = f"{result['checkpoint']} on {result['split']}, of {where}"
+    what = f"{result['checkpoint']} on {result['split']}"
     if "folds" in result:
-        what = f"the {result['checkpoint']} checkpoints of all folds, each on what it left out, of {where}"
-    show_facts(terminal(), what, facts)
+        what = f"the {result['checkpoint']} checkpoints of all folds, each on what it left out"
+    if "models" in result:
+        what = f"the mean answers of all folds' {result['checkpoint']} checkpoints on {result['split']}"
+    show_facts(terminal(), f"{what}, of {where}", facts)
     _show_classes(result.get("per_class", []))
     _show_groups("fold", result.get("folds", {}))
     _show_groups("group", result.get("groups", {}))

@@ -13,15 +13,15 @@ from raytrain.sweep import at_url
 from raytrain.sweep.sweep_run import SweepRun
 
 
-def opened(place: str, split: str | None, root: str | None = None) -> Run | dict[int, Run]:
+def opened(place: str, split: str | None = None, root: str | None = None) -> Run | dict[int, Run]:
     """Return the run of a directory or URL, or the runs of a cross-validation, by fold.
 
     Args:
-        split: what is asked for: of a cross-validation the samples that the folds left out, `val`.
-        root: as for `inference.evaluate`.
+        split, root: of the samples that are asked for, as for `inference.evaluate`.
 
     Raises:
-        UserError: there is neither, a fold has not been trained to its end, or other samples are asked for.
+        UserError: there is neither, a fold has not been trained to its end, or a cross-validation as a whole has no
+            answers for those samples.
     """
     path = at_url.opened(place) if is_url(place) else Path(place)
     if path is None or not os.path.isfile(path / "sweep.json"):
@@ -31,8 +31,8 @@ def opened(place: str, split: str | None, root: str | None = None) -> Run | dict
     if [axis.get("path") for axis in axes] != [AXIS]:
         return Run(place)  # which says that a sweep is no run
     sweep = SweepRun(path)
-    if split != "val" or root is not None:
-        what = "the folds of a cross-validation answer for what they left out, the split val of their own data"
+    if split == "train" or root is not None:
+        what = "the folds of a cross-validation answer for its own split val or test, or for images"
         raise errors.UserError(what, place, f"use the model of a fold for other samples: {place}/trials/0000")
     for trial in sweep.trials:
         if trial["status"] not in ("completed", "stopped"):

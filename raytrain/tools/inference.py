@@ -52,6 +52,7 @@ def evaluate(
     by: str = "",
     watch: Callable[[torch.Tensor, Batch], None] | None = None,
     follow: Follow | None = None,
+    model: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint on a whole split, every sample counted once.
 
@@ -64,6 +65,7 @@ def evaluate(
         watch: called with the model's outputs [n, ...] for each batch, and the batch, if the run's task is a Supervised
             one that evaluates in the usual way.
         follow: called after each batch.
+        model: evaluated in place of the run's own.
 
     Returns:
         The task's metrics, `count`, `confusion` and `per_class` where the task has them, and what was evaluated;
@@ -74,7 +76,7 @@ def evaluate(
         UserError: the data or the checkpoint is not there, does not verify, or has other classes, or the data's samples
             have another shape or dtype than those that the model was trained on.
     """
-    found = measured(run, root, split, which, tta, by=by, watch=watch, follow=follow)
+    found = measured(run, root, split, which, tta, by=by, watch=watch, follow=follow, model=model)
     result = found.figures()
     return result | (_baseline(run, result) if root is None and split == "val" else {})
 
@@ -89,6 +91,7 @@ def measured(
     by: str = "",
     watch: Callable[[torch.Tensor, Batch], None] | None = None,
     follow: Follow | None = None,
+    model: nn.Module | None = None,
 ) -> Measured:
     """Return the sums of which `evaluate`, which has the same arguments and errors, makes metrics."""
     (data, index, whole), path = _split(run, root, split, which), run.checkpoint(which)
@@ -103,11 +106,12 @@ def measured(
     reader = _Followed(data, index, follow)
     layout = memory_format(e.memory_format)
     loader = Loader(data, index, reader, _CHUNK, e.seed, 0, 1, on, train=False, memory_format=layout)
-    task, model = e.task, run.model(which).to(on, memory_format=layout)  # type: ignore[call-overload]
+    task, module = e.task, run.model(which) if model is None else model
+    module.to(on, memory_format=layout)  # type: ignore[call-overload]
     if tta:
         loader.prepare = Views(loader.prepare, tta, views, e.seed, task)
-        task, model = averaged(task, model, index, layout)
-    strategy = Strategy(model, RankContext(0, 1, on))
+        task, module = averaged(task, module, index, layout)
+    strategy = Strategy(module, RankContext(0, 1, on))
     watches = [one for one in (watch, groups and groups.add) if one]
     task = _Watched(task, watches) if watches and type(task).sums is Supervised.sums else task
     sums = add_up(task, strategy, loader, Precision(e.precision, on), e.micro_batch)
@@ -165,6 +169,7 @@ def predict(
     features: str | None = None,
     folder: str = "",
     follow: Follow | None = None,
+    model: nn.Module | None = None,
 ) -> list[dict[str, Any]]:
     """Predict image files, and all images below folders; all rows of a table like that of the run's `Manifest`; or the
     samples of a split of the run's own data, whatever its input is.
@@ -177,6 +182,7 @@ def predict(
         features: return features in place of predictions: those before the model's head (an empty string), or the
             output of the layer of that name; see `tools.features`.
         follow: called after each batch.
+        model: predicts in place of the run's own.
 
     Returns:
         For each image, in order, `path`, or for each sample of a split, and each row with bytes, `sample`, its name;
@@ -207,7 +213,7 @@ def predict(
             raise errors.bad_sample(bad[0].path, bad[0].reason, _UNREADABLE)
         reader = _Followed(data, index, follow, _UNREADABLE)
     key = "path" if split is None and index.paths is not None else "sample"
-    model = run.model(which)
+    model = run.model(which) if model is None else model
     layer = None if features is None else find_layer(run, model, state, features)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     predictor = Predictor(model, e, data, index, classes, device(), tta, layer)

@@ -71,7 +71,8 @@ def predict(arguments: list[str]) -> tuple[Prediction]:
         spread: Annotated[Settings, FLAT] = Settings(),
     ) -> tuple[str, Prediction]:
         """Predict image files and all images below folders and URLs, all rows of a table, or a split of the run's own
-        data.
+        data. RUN may be the directory of a cross-validation: each sample of its val is predicted by the fold that left
+        it out, and others by the mean of all folds' answers.
 
         Args:
             paths: Images, or folders or URLs of images; or one table with the columns of the run's own, but for labels.
@@ -81,8 +82,7 @@ def predict(arguments: list[str]) -> tuple[Prediction]:
             checkpoint: The checkpoint to load.
             tta: Average the answers to an image and its mirror image (flip), or to this many views of it by the
                 run's augmentation.
-            split: The split of the run's own data to predict, in place of images. With val, RUN may be the directory of
-                a cross-validation: each sample is predicted by the fold that left it out.
+            split: The split of the run's own data to predict, in place of images.
             features: Write the input of the model's last layer as a vector, in place of predictions (.parquet).
             layer: With --features, take the output of this layer instead. NAME:last says that its channels come last.
             folder: What paths in a table are relative to; by default the run's data.folder, or the table's own.

@@ -130,8 +130,8 @@ def evaluate(arguments: list[str]) -> tuple[str, str | None, str, str, str, str,
         by: str = "",
         json: bool = False,
     ) -> tuple:
-        """Evaluate a checkpoint on every sample of a split; or, for the directory of a cross-validation, each sample by
-        the model of the fold that left it out.
+        """Evaluate a checkpoint on every sample of a split. RUN may be the directory of a cross-validation: each sample
+        of val is evaluated by the fold that left it out, and those of test by the mean of all folds' answers.
 
         Args:
             split: The split to evaluate on.

@@ -1,9 +1,11 @@
-"""A cross-validation as a whole: its metrics are those of all samples, each as the fold that left it out answers."""
+"""A cross-validation as a whole: its metrics are those of all samples, each as the fold that left it out answers; other
+samples have the mean of all models' answers."""
 
 from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,40 @@ def test_groups_are_those_of_all_folds(folds: Path) -> None:
         assert groups[site]["count"] == len(of) and groups[site]["accuracy"] == pytest.approx(np.mean(right))
 
 
+@pytest.mark.parametrize("tta", ["", "flip"])
+def test_images_are_answered_by_the_mean_of_all_models(folds: Path, table: str, tta: str) -> None:
+    rows = raytrain.predict(folds, Path(table).parent, tta=tta)
+    alone = [
+        raytrain.predict(folds / "trials" / f"{fold:04d}", Path(table).parent, tta=tta, checkpoint="best")
+        for fold in range(3)
+    ]
+    assert len(rows) == COUNT and [row["path"] for row in rows] == [row["path"] for row in alone[0]]
+    wanted = np.mean([[row["probabilities"] for row in of] for of in alone], 0)
+    np.testing.assert_allclose([row["probabilities"] for row in rows], wanted, atol=1e-6)
+    assert [row["label"] for row in rows] == ["ab"[one] for one in wanted.argmax(1)]
+
+
+def test_a_test_split_is_evaluated_by_the_mean_of_all_models(table: str, folds: Path, tmp_path: Path) -> None:
+    with open(table, newline="") as file:
+        rows = [*csv.DictReader(file)]
+    root = Path(table).parent
+    with open(root / "split.csv", "w", newline="") as file:
+        parts = [{**row, "split": "test" if n < 12 else "train"} for n, row in enumerate(rows)]
+        writer = csv.DictWriter(file, [*parts[0]])
+        writer.writeheader()
+        writer.writerows(parts)
+    (tmp_path / "trials").mkdir()
+    for fold in range(3):
+        e = raytrain.Run(folds / "trials" / f"{fold:04d}").experiment
+        e = replace(e, data=replace(e.data, root=str(root / "split.csv")))
+        make_run(tmp_path / "trials" / f"{fold:04d}", e, steps=4 + 2 * fold)
+    write_sweep(tmp_path, ["completed"] * 3)
+    said, found = raytrain.predict(tmp_path, split="test"), raytrain.evaluate(tmp_path, split="test")
+    labels = [int(Path(row["sample"]).stem) % 5 > 2 for row in said]
+    right = [row["label"] == "ab"[label] for row, label in zip(said, labels, strict=True)]
+    assert found["count"] == 12 and found["models"] == 3 and found["accuracy"] == pytest.approx(np.mean(right))
+
+
 def test_commands_take_the_directory(folds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = succeeds(capsys, "evaluate", folds, "--checkpoint", "last")
     assert "the last checkpoints of all folds, each on what it left out" in said.replace("\n", " ")
@@ -106,11 +142,14 @@ def test_commands_take_the_directory(folds: Path, tmp_path: Path, capsys: pytest
 
 
 def test_mistakes_are_one_line(folds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for more in (("--split", "test"), ("--split", "val", "--data.root", tmp_path)):
+    for more in (("--split", "train"), ("--split", "val", "--data.root", tmp_path)):
         assert f"use the model of a fold for other samples: {folds}/trials/0000" in fails(
             capsys, "evaluate", folds, *more
         )
-    assert "use the model of a fold for other samples" in fails(capsys, "predict", folds, tmp_path)
+    assert "has no test split" in fails(capsys, "evaluate", folds, "--split", "test")
+    parts = ("--split", "val", "--features", "--out", tmp_path / "x.parquet")
+    assert "no features in common" in fails(capsys, "predict", folds, *parts[2:], Path(folds, "trials"))
+    assert "is predicted by one process" in fails(capsys, "predict", folds, folds, "--out", tmp_path / "parts")
     for number, (status, axis, said) in enumerate(
         (
             ("running", AXIS, "fold 2 is running, so that nothing has been said of its samples"),
