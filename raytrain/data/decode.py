@@ -62,7 +62,9 @@ _PLAIN = {(8, 0, 0, 0, 0): "L", (8, 2, 0, 0, 0): "RGB"}
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def square(raw: bytes, size: int, channels: int, resampling: Resampling = "bilinear") -> np.ndarray:
+def square(
+    raw: bytes, size: int, channels: int, resampling: Resampling = "bilinear", squashed: bool = False
+) -> np.ndarray:
     """Decode an image, cut its central square and resize it.
 
     Args:
@@ -70,6 +72,7 @@ def square(raw: bytes, size: int, channels: int, resampling: Resampling = "bilin
         size: height and width of the result.
         channels: 3 for RGB, 1 for grey.
         resampling: how it is resized, with antialiasing.
+        squashed: take the whole image, whose proportions change, in place of its central square.
 
     Returns:
         uint8 [channels, size, size].
@@ -78,9 +81,9 @@ def square(raw: bytes, size: int, channels: int, resampling: Resampling = "bilin
         ValueError: the bytes are no image that can be decoded, or it is too large.
     """
     image = pixels(raw, channels)
-    top, left, side, _ = box(None, *image.shape[1:])
-    image = image[:, top : top + side, left : left + side]
-    if side != size:
+    top, left, height, width = box(None, *image.shape[1:], squashed=squashed)
+    image = image[:, top : top + height, left : left + width]
+    if (height, width) != (size, size):
         image = with_torch().decode_torch.resized(image, size, resampling)
     return np.ascontiguousarray(image)
 
@@ -107,15 +110,18 @@ def crop(raw: bytes, crops: Crops, side: int, channels: int, resampling: Resampl
     return image if (height, width) == (side, side) else with_torch().decode_torch.resized(image, side, resampling)
 
 
-def box(crops: Crops | None, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return (top, left, height, width) of what is cut from an image: its central square, or a random crop.
+def box(crops: Crops | None, height: int, width: int, squashed: bool = False) -> tuple[int, int, int, int]:
+    """Return (top, left, height, width) of what is taken of an image: its central square, all of it, or a random crop.
 
     Args:
         crops: of one sample; None takes the square.
+        squashed: take all of it in place of the square.
     """
     if crops is not None:
         (found,) = crops.crop.boxes(crops.draws, height, width).tolist()
         return found
+    if squashed:
+        return 0, 0, height, width
     side = min(height, width)
     return (height - side) // 2, (width - side) // 2, side, side
 

@@ -55,7 +55,12 @@ class Decoder:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # training has the default one
 
     def fill(
-        self, images: np.ndarray, raws: Iterable[tuple[int, bytes]], crops: Crops | None, resampling: str
+        self,
+        images: np.ndarray,
+        raws: Iterable[tuple[int, bytes]],
+        crops: Crops | None,
+        resampling: str,
+        squashed: bool,
     ) -> Iterator[tuple[int, bytes]]:
         """Decode images to squares, and yield those that the CPU must decode.
 
@@ -63,7 +68,7 @@ class Decoder:
             images: uint8 [k, channels, side, side], to fill.
             raws: (row, encoded image) of each row.
             crops: what to cut, of k samples; None takes the central squares.
-            resampling: as for `decode.square`.
+            resampling, squashed: as for `decode.square`.
 
         Raises:
             RuntimeError: the GPU fails.
@@ -77,15 +82,15 @@ class Decoder:
                 yield row, raw
                 continue
             if size + count > _PIXELS:
-                yield from self._group(images, group, crops, resampling)
+                yield from self._group(images, group, crops, resampling, squashed)
                 group, size = [], 0
             group.append((row, raw))
             size += count
         if group:
-            yield from self._group(images, group, crops, resampling)
+            yield from self._group(images, group, crops, resampling, squashed)
 
     def _group(
-        self, images: np.ndarray, group: list[tuple[int, bytes]], crops: Crops | None, resampling: str
+        self, images: np.ndarray, group: list[tuple[int, bytes]], crops: Crops | None, resampling: str, squashed: bool
     ) -> list[tuple[int, bytes]]:
         """Decode images that are on the GPU at the same time; return those that it cannot decode."""
         channels, side = images.shape[1:3]
@@ -97,7 +102,7 @@ class Decoder:
                     _compare(group[one][1], image)
                 for (row, _), image in zip(group, found, strict=True):
                     if image is not None:
-                        box = decode.box(crops and crops.rows(slice(row, row + 1)), *image.shape[1:])
+                        box = decode.box(crops and crops.rows(slice(row, row + 1)), *image.shape[1:], squashed=squashed)
                         # It waits for the GPU: the memory of `found` may be written to as soon as it is free, since
                         # torchvision's decoder has a stream of its own, which waits for none.
                         torch.from_numpy(images[row]).copy_(_resized(image, box, side, resampling))

@@ -137,10 +137,14 @@ def string_array(names: list[str], root: str = "") -> pa.StringArray:
         raise errors.UserError("the file is broken: its name is not UTF-8", where, "rename it") from None
 
 
-def cache_entry(folder: Path, index: Index, root: str, size: int, channels: int, resampling: str) -> Path:
+def cache_entry(
+    folder: Path, index: Index, root: str, size: int, channels: int, resampling: str, squashed: bool
+) -> Path:
     """Return the cache entry for the pixels of some files, decoded to one size."""
-    named = (root, size, channels, decode.VERSION, decode.libraries())
-    return cache.entry(folder, index, repr(named if resampling == "bilinear" else (*named, resampling)))
+    named = [root, size, channels, decode.VERSION, decode.libraries()]
+    named += [resampling] if resampling != "bilinear" else []
+    named += ["squashed"] if squashed else []
+    return cache.entry(folder, index, repr(tuple(named)))
 
 
 def known_bad(entry: Path, index: Index) -> list[errors.BadSample] | None:

@@ -40,6 +40,8 @@ PROBES = 20_000
 _THREADS = 8
 _MEASURED = 32
 """Images whose size in pixels the plan looks up."""
+_CUT = 0.1
+"""Share of the pixels outside the central square above which the plan tells it."""
 _ENLARGED = 1.5
 """Ratio of enlargement above which the plan suggests a smaller size."""
 
@@ -88,8 +90,8 @@ class Images(Data):
     size: int = 256
     """Side of the stored images: the central square of each image, resized."""
     crop: int | Literal["auto"] | None = field(default="auto", kw_only=True)  # type: ignore[override]
-    """Side of the square that the model sees, cut from the stored image. auto takes 224, or all of a smaller image;
-    None takes all of any image."""
+    """Side of the square that the model sees, cut from the stored image. auto takes 224, or all of a smaller image and
+    of one that was squashed; None takes all of any image."""
     channels: Literal[1, 3] = 3
     """3 for RGB, 1 for grey."""
     whole: bool = field(default=False, kw_only=True)  # type: ignore[override]
@@ -109,6 +111,9 @@ class Images(Data):
 
     interpolation: Literal["auto", "bilinear", "bicubic"] = field(default="auto", kw_only=True)
     """How images are resized, with antialiasing. auto takes what the model's weights were trained with, or bilinear."""
+    fit: Literal["auto", "cut", "squash"] = field(default="auto", kw_only=True)
+    """What becomes of an image that is no square: cut takes its central square, squash the whole image, whose
+    proportions change. auto is cut."""
     decode: Literal["auto", "cpu", "gpu"] = field(default="auto", kw_only=True)
     """What decodes JPEGs while a run trains. gpu streams the images and takes nvJPEG on each worker's GPU, whose pixels
     are not quite the CPU's; it leaves other images to the CPU. auto is cpu, on every machine. gpu has not yet been run
@@ -129,12 +134,19 @@ class Images(Data):
     @property
     def input_side(self) -> int | None:
         """Side of the square that the model sees; None is the whole stored image."""
-        return min(CROP, self.size) if self.crop == "auto" else self.crop
+        if self.crop != "auto":
+            return self.crop
+        return self.size if self.squashed else min(CROP, self.size)
 
     @property
     def resampling(self) -> Literal["bilinear", "bicubic"]:
         """How images are resized."""
         return "bicubic" if self.interpolation == "bicubic" else "bilinear"
+
+    @property
+    def squashed(self) -> bool:
+        """Whether whole images are resized to squares, in place of their central squares."""
+        return self.fit == "squash"
 
     @property
     def on_gpu(self) -> bool:
@@ -208,10 +220,12 @@ class Images(Data):
         decode = with_pillow().decode
         images = np.empty((len(samples), *index.input.shape), np.uint8) if out is None else out[index.input.name]
         rows = enumerate(raw for _, raw in zip(samples, raws, strict=True))
-        for row, raw in rows if decoder is None else decoder.fill(images, rows, crops, self.resampling):
+        if decoder is not None:
+            rows = decoder.fill(images, rows, crops, self.resampling, self.squashed)
+        for row, raw in rows:
             try:
                 if crops is None:
-                    images[row] = decode.square(raw, self.size, self.channels, self.resampling)
+                    images[row] = decode.square(raw, self.size, self.channels, self.resampling, self.squashed)
                 else:
                     own, (channels, side, _) = crops.rows(slice(row, row + 1)), images.shape[1:]
                     images[row] = decode.crop(raw, own, side, channels, self.resampling)
@@ -277,7 +291,11 @@ class Images(Data):
         if self.size > _ENLARGED * short:
             fits = f"--data.size {short}" + (" --data.crop auto" if self.crop != "auto" and side > short else "")
             note += f": enlarged {self.size / short:.1f} times, and {fits} would fit"
-        return [note]
+        outside = 1 - short / max(width, height)
+        if self.squashed or outside <= _CUT:
+            return [note]
+        seen = "validation sees" if self.whole else "the model sees"
+        return [note, f"{outside:.0%} of their pixels are outside the central square that {seen}: --data.fit squash"]
 
     def cache_entry(self, index: Index) -> Path | None:
         """Return the cache entry, named by the files, their times and how they are decoded."""
@@ -286,7 +304,7 @@ class Images(Data):
         base = self._base()
         root = base if is_url(base) else os.path.abspath(base)
         entry = with_pillow().image_files.cache_entry
-        return entry(self._cache_folder(), index, root, self.size, self.channels, self.resampling)
+        return entry(self._cache_folder(), index, root, self.size, self.channels, self.resampling, self.squashed)
 
     def _cache_folder(self) -> Path:
         return with_pillow().cache.folder(self.cache)

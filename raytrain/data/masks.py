@@ -91,7 +91,7 @@ class MaskedImages(FileImages):
         if index.masks is not None:
             files = with_pillow().byte_files
             where = [files.shown(files.joined(self._base(), name)) for name in index.masks.take(samples).to_pylist()]
-        masks = squares(self.encoded_masks(index, samples), raws, where, self.size, self.mask_values)
+        masks = squares(self.encoded_masks(index, samples), raws, where, self.size, self.mask_values, self.squashed)
         return {"mask": masks, **more}
 
     def probe(self, index: Index) -> list[errors.BadSample]:
@@ -165,10 +165,15 @@ def beside(image: Field) -> Field:
 
 
 def squares(
-    raws: Iterable[bytes], images: list[bytes], where: list[str], side: int, values: tuple[int, ...]
+    raws: Iterable[bytes],
+    images: list[bytes],
+    where: list[str],
+    side: int,
+    values: tuple[int, ...],
+    squashed: bool = False,
 ) -> np.ndarray:
-    """Return the classes of the pixels of images' central squares, uint8 [k, side, side]: the number at the middle of
-    each pixel.
+    """Return the classes of the pixels of images' central squares, or of whole images that are `squashed`, uint8 [k,
+    side, side]: the number at the middle of each pixel.
 
     Args:
         raws: the encoded masks.
@@ -186,9 +191,9 @@ def squares(
             high, wide = numbers.shape
             if high * width != wide * height:
                 raise ValueError(f"it has {wide} x {high} pixels, and its image {width} x {height}")
-            top, left, size, _ = decode.box(None, high, wide)
-            middles = ((np.arange(side) + 0.5) * (size / side)).astype(np.int64)
-            found[row] = _classes(numbers[np.ix_(top + middles, left + middles)], values)
+            top, left, *sizes = decode.box(None, high, wide, squashed)
+            down, across = (((np.arange(side) + 0.5) * (size / side)).astype(np.int64) for size in sizes)
+            found[row] = _classes(numbers[np.ix_(top + down, left + across)], values)
         except ValueError as error:
             raise errors.BadSample(where[row], f"mask: {error}") from error
     return found

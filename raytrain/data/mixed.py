@@ -142,6 +142,11 @@ class Mixed(Data):
         return self.sources[self.validate or 0].resampling
 
     @property
+    def squashed(self) -> bool:
+        """Whether the source that validates squashes images; the first one where all do."""
+        return self.sources[self.validate or 0].squashed
+
+    @property
     def direct(self) -> bool:
         """Whether each rank reads samples by itself, in threads: where that holds for all sources."""
         return all(source.direct for source in self.sources)

@@ -64,7 +64,8 @@ class Packed(Images):
         known = self.source
         if self.size is None and known["crop"] != "auto":
             return known["crop"]
-        return min(CROP, self.size or known["size"])
+        side = self.size or known["size"]
+        return side if self.squashed else min(CROP, side)
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels: the source's where they are None."""
@@ -78,13 +79,18 @@ class Packed(Images):
         """How images are resized: as the source's where it is auto."""
         return self.source.get("interpolation", "bilinear") if self.interpolation == "auto" else self.interpolation
 
+    @property
+    def squashed(self) -> bool:
+        """Whether whole images are resized to squares: as the source's where `fit` is auto."""
+        return self.source.get("fit") == "squash" if self.fit == "auto" else self.fit == "squash"
+
     def index(self) -> dict[str, Index]:
         """Return the samples of each split of the source, in its order."""
         if not self.root:
             raise errors.no_root("Packed")
         pack = self._pack(first=True)
         set_here = [name for name in ("size", "channels") if getattr(self, name) is not None]
-        set_here += ["interpolation"] if self.interpolation != "auto" else []
+        set_here += [name for name in ("interpolation", "fit") if getattr(self, name) != "auto"]
         if pack.raw and set_here:
             name = set_here[0]
             how = f"leave {name} out, or pack the data again"
@@ -151,7 +157,7 @@ class Packed(Images):
         named = replace(index, times=np.zeros(0, np.int64))
         folder, entry = self._cache_folder(), with_pillow().image_files.cache_entry
         root = f"pack {pack.digest}"
-        return entry(folder, named, root, settled.size, settled.channels, settled.resampling)
+        return entry(folder, named, root, settled.size, settled.channels, settled.resampling, settled.squashed)
 
     @property
     def decodes(self) -> bool:
@@ -174,6 +180,7 @@ class Packed(Images):
             size=self.size or known["size"],
             channels=self.channels or known["channels"],
             interpolation=self.resampling,
+            fit="squash" if self.squashed else "cut",
         )
 
 
@@ -197,4 +204,5 @@ def described(data: Any, fields: tuple[Field, ...]) -> dict[str, Any]:
         "crop": crop,
         "normalisation": {str(count): [list(part) for part in data.normalisation(count)] for count in sorted(counts)},
         **({"interpolation": data.resampling} if data.resampling != "bilinear" else {}),
+        **({"fit": "squash"} if data.squashed else {}),
     }

@@ -136,7 +136,8 @@ class Index:
 
     def name(self, sample: int) -> str:
         """Return the name of a sample for messages."""
-        return str(self.paths[sample]) if self.paths is not None else f"sample {self._row(sample)}"
+        row = sample if self.rows is None else self.rows[sample]
+        return str(self.paths[sample]) if self.paths is not None else f"sample {row}"
 
     def names(self, samples: np.ndarray) -> list[str]:
         """Return the names of some samples (int64 [k]); for many samples much faster than `name`."""
@@ -197,17 +198,11 @@ class Index:
                 digest.update(np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()[:16]
 
-    def _row(self, sample: int) -> int:
-        return int(sample if self.rows is None else self.rows[sample])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The base of all data sources. Subclass it in an experiment file, as a frozen dataclass, to bring your own.
-
-    The fields of the base class are keyword-only, so that `ImageFolder("shapes")` sets the folder and your fields need
-    no defaults.
-    """
+    """The base of all data sources. Subclass it in an experiment file, as a frozen dataclass, to bring your own: these
+    fields are keyword-only, so that yours come first and need no defaults."""
 
     mode: Literal["auto", "resident", "streaming"] = "auto"
     """resident keeps all decoded samples in shared memory, streaming decodes them when they are needed, auto takes
@@ -268,6 +263,11 @@ class Data:
     def resampling(self) -> Literal["bilinear", "bicubic"]:
         """How image files are resized, for sources that do; predictions of files do the same."""
         return "bilinear"
+
+    @property
+    def squashed(self) -> bool:
+        """Whether whole image files are resized to squares, in place of their central squares; see `resampling`."""
+        return False
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean and std for images of that many channels, which a source may derive."""

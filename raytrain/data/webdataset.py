@@ -141,8 +141,8 @@ class WebDataset(Images):
         """Return the cache entry, named by the shards, their times and how images are decoded."""
         if self.cache == "off" or not self.decodes or self.own_code:
             return None
-        entry = with_pillow().image_files.cache_entry
-        return entry(self._cache_folder(), index, self.root, self.size, self.channels, self.resampling)
+        entry, folder = with_pillow().image_files.cache_entry, self._cache_folder()
+        return entry(folder, index, self.root, self.size, self.channels, self.resampling, self.squashed)
 
     def _splits(self, files: list[Any]) -> np.ndarray:
         """Return the number of each shard's split in SPLITS, int64 [shards]; train if no name tells one."""

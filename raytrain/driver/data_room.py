@@ -228,7 +228,7 @@ def _decoding_rate(data: Data, index: Index) -> float | None:
 
     def decoded(raw: bytes) -> None:
         try:
-            decode.square(raw, side, channels, data.resampling)
+            decode.square(raw, side, channels, data.resampling, data.squashed)
         except ValueError as error:
             raise BadSample("", str(error)) from None
 

@@ -198,9 +198,8 @@ def _preparation(facts: _Facts, sample: Sequence[int], program: bool) -> str:
     scaled = f"divided by {most:g}, " if (most := full_range(facts.dtype)) != 1 else ""
     done = f"the central {sample[1]} x {sample[2]} pixels, {scaled}minus {_numbers(mean)}, over {_numbers(std)}"
     decodes = isinstance(data, Images) and data.decodes
-    outside = (
-        f"{'the central square of an image, resized to' if decodes else 'images of'} {stored[1]} x {stored[2]} pixels"
-    )
+    cut = "a whole image" if data.squashed else "the central square of an image"
+    outside = f"{f'{cut}, resized to' if decodes else 'images of'} {stored[1]} x {stored[2]} pixels"
     outside += " (grey of 16 bits is divided by 257 and rounded)" if decodes else ""
     return f"inside: {done}; outside: {outside}" if program else f"yours: {outside}; {done}"
 

@@ -39,5 +39,11 @@ def opened(place: str, split: str | None = None, root: str | None = None) -> Run
             what = f"fold {trial['values'][AXIS]} is {trial['status']}, so that nothing has been said of its samples"
             how = f"wait for it, or let {errors.command('sweep', place)} go on, or take a run in {place}/trials"
             raise errors.UserError(what, place, how)
-    found = {trial["values"][AXIS]: Run(sweep.run_at(trial["number"])) for trial in sweep.trials}
-    return dict(sorted(found.items()))
+    found = sorted((trial["values"][AXIS], trial["number"]) for trial in sweep.trials)
+    folds = {fold: Run(sweep.run_at(number)) for fold, number in found}
+    count = next(iter(folds.values())).experiment.data.folds.count
+    there = [fold for fold, _ in found]
+    if there != [*range(count)]:
+        what = f"the trials are not each fold of 0 to {count - 1} once, but {errors.listed(there)}"
+        raise errors.UserError(what, place, f"take a run in {place}/trials")
+    return folds

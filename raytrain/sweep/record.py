@@ -60,6 +60,7 @@ def reads(experiment: Experiment) -> str:
     if data.folds == Folds():
         del values["folds"]
     added = {"whole": (False,), "interpolation": ("auto",), "decode": ("auto", "cpu"), "image": ("",), "suffix": ("",)}
+    added |= {"fit": ("auto", "cut")}
     for name, defaults in added.items():
         if values.get(name) in defaults:
             del values[name]

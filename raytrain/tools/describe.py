@@ -209,7 +209,8 @@ def _part(data: Data, split: str, index: Index, rows: np.ndarray) -> tuple[Any, 
             with calling(f"{type(data).__name__}.encoded of {index.name(int(row))},"):
                 (raw,) = data.encoded(index, one)
             channels, size, _ = index.input.shape
-            arrays[index.input.name][place] = decode.square(raw, size, channels, data.resampling)
+            image = decode.square(raw, size, channels, data.resampling, data.squashed)
+            arrays[index.input.name][place] = image
             more = data.beside(index, one, [raw]) if data.masked else checked_further(data, index, one)
             for name, array in more.items():
                 arrays[name][place] = array[0]

@@ -354,8 +354,9 @@ def file_source(data: Data, stored: tuple[int, int, int]) -> ImageFolder:
     if isinstance(data, ImageFolder):
         return replace(data, root="/", on_bad_sample="error")
     mean, std = data.normalisation(stored[0])
+    fit = "squash" if data.squashed else "cut"
     found = ImageFolder("/", stored[1], crop=data.input_side, channels=channels, mean=mean, std=std)
-    return replace(found, augment=data.augment, interpolation=data.resampling)
+    return replace(found, augment=data.augment, interpolation=data.resampling, fit=fit)
 
 
 def file_index(files: list[str], source: ImageFolder, classes: tuple[str, ...]) -> Index:

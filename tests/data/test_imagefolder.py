@@ -485,7 +485,11 @@ def test_the_plan_says_what_becomes_of_sizes(tmp_path: Path) -> None:
         data = ImageFolder(root=str(tmp_path), **fields)
         return data.size_notes(data.index()["train"])
 
-    [note] = notes()
+    [note, outside] = notes()
+    assert re.fullmatch(
+        r"(17|29|38)% of their pixels are outside the central square that the model sees: --data.fit .*", outside
+    )
+    assert len(notes(fit="squash")) == 1
     assert re.fullmatch(
         r"files of about [678] x 5 pixels become 256 x 256, of which the model sees 224 x 224: enlarged 51.2 times, "
         "and --data.size 5 would fit",

@@ -298,3 +298,18 @@ def test_a_test_split_without_masks_is_left_out(table: Path, tmp_path: Path, kin
     rows[0]["path"] = None if kind == "jsonl" else ""
     with pytest.raises(UserError, match=r"column 'path' has an empty cell in line [12], "):
         source(write(rows)).index()
+
+
+@pytest.mark.parametrize("side", [5, 17])
+def test_squashed_images_and_masks_keep_all_pixels_in_place(table: Path, side: int) -> None:
+    data = source(table, size=side, fit="squash")
+    index = checked_indices(data)["train"]
+    numbers = [number for number in range(COUNT) if number % 3 != 2]
+    samples = np.array([3, 0, 7])
+    found = checked_read(data, index, samples)
+    for row, sample in enumerate(samples):
+        image, mask = drawn(numbers[sample])
+        assert image.shape[-1] != image.shape[-2] or mask.shape[0] != mask.shape[1]
+        whole = Image.fromarray(mask).resize((side, side), Image.Resampling.NEAREST)
+        assert np.array_equal(found["mask"][row], np.asarray(whole))
+    assert not np.array_equal(found["mask"], checked_read(source(table, size=side), index, samples)["mask"])
