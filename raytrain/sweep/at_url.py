@@ -215,7 +215,7 @@ class Uploads:
         run, below = record.folder(self.path, number), self._below(number)
         there = self.storage.below(below.rstrip("/"))
         known = (run / record.FILE).read_bytes()  # before the files that it speaks of
-        ended = (record.read(run) or {}).get("status") in record.ENDED
+        ended = record.read(run).get("status") in record.ENDED
         marked, here = mark(run / record.FILE), {*layout.committed(run / "checkpoints")}
         changed = [name for name in files(run) if self._sent.get(f"{below}{name}") != mark(run / name)]
         if not changed and len(here) == self._weights.get(below, 0):
@@ -344,7 +344,7 @@ class NodeUploads(Uploads):
         assert self.storage is not None
         run, below = record.folder(self.path, number), self._below(number)
         there, marked = self.storage.below(below.rstrip("/")), mark(run / record.FILE)
-        known, status = (run / record.FILE).read_bytes(), (record.read(run) or {}).get("status")
+        known, status = (run / record.FILE).read_bytes(), record.read(run).get("status")
         held = (run / HOLDER).exists()
         if self._has_dropped(number):
             there.drop_after(-1)
@@ -365,7 +365,7 @@ class NodeUploads(Uploads):
         self._sent[f"{below}{record.FILE}"] = marked
 
     def _has_ended(self, number: int) -> bool:
-        return (record.read(record.folder(self.path, number)) or {}).get("status") in record.ENDED
+        return record.read(record.folder(self.path, number)).get("status") in record.ENDED
 
     def _has_dropped(self, number: int) -> bool:
         held = (record.folder(self.path, number) / HOLDER).exists()

@@ -160,7 +160,7 @@ class Attempt:
             self._go.release()
             self._thread.join()
             (self.run / gate.GO).unlink(missing_ok=True)
-            if (record.read(self.run) or {}).get("status") == "running":
+            if record.read(self.run).get("status") == "running":
                 record.update(self.run, status="paused")
             (self.run / "stop").unlink(missing_ok=True)
         self._trainer = None
@@ -220,7 +220,7 @@ class Attempt:
             self._said.put(("lost", raised))
 
     def _outcome(self) -> tuple[str, Any]:
-        found = record.read(self.run) or {}
+        found = record.read(self.run)
         record.update(
             self.run,
             status="running",
@@ -298,7 +298,7 @@ class Attempt:
 
     def _peak(self) -> int:
         """Return the most memory that the trial has taken, in bytes, in this process or in an earlier one."""
-        known = (record.read(self.run) or {}).get("peak_memory_bytes") or 0
+        known = record.read(self.run).get("peak_memory_bytes") or 0
         return max(known, _peak(bool(self.value.scaling.gpus_per_worker)))
 
     def alive(self) -> None:

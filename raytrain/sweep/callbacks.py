@@ -89,7 +89,7 @@ class _Forward(tune.Callback):
     def _end(self, event: str, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Pass an end on, unless the trial was only interrupted."""
         number = number_of(str(trial))
-        found = record.read(record.folder(self.trials.path, number)) or {}
+        found = record.read(record.folder(self.trials.path, number))
         if found.get("status") in record.ENDED and not self._known(number)["ended"]:
             self._of_trial(event, iteration, trials, trial, **info)
             self.told.note(number, self.place, ended=True)

@@ -278,14 +278,15 @@ def _seconds(path: Path) -> float:
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
-def _ended(found: dict[str, Any] | None) -> bool:
-    return found is not None and found.get("status") in record.ENDED
+def _ended(found: dict[str, Any]) -> bool:
+    return found.get("status") in record.ENDED
 
 
-def _begun(found: list[dict[str, Any] | None]) -> str:
-    """Return what a sweep has done, by the records of its trials; None of one that has not begun."""
-    ended, begun = sum(map(_ended, found)), sum(one is not None for one in found)
-    open_ = f", {begun - ended} began and {'goes' if begun - ended == 1 else 'go'} on" if begun > ended else ""
+def _begun(found: list[dict[str, Any]]) -> str:
+    """Return what a sweep has done, by the records of its trials, which are empty of those that have not begun."""
+    ended, begun = sum(map(_ended, found)), sum(map(bool, found))
+    left = begun - ended
+    open_ = f", {left} began and {'goes' if left == 1 else 'go'} on" if left else ""
     return f"{ended} of {len(found)} trials {'has' if ended == 1 else 'have'} ended{open_}"
 
 

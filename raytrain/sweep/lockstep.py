@@ -182,7 +182,7 @@ def begin(scheduler: Any, trials: Trials, shelf: dict[str, Any], values: dict[in
         values: of the trials, as they were proposed.
     """
     s, kept = trials.sweep, {number: record.folder(trials.path, number) for number in values}
-    found = {number: record.read(folder) or {} for number, folder in kept.items()}
+    found = {number: record.read(folder) for number, folder in kept.items()}
     reached = 0.0
     if not (trials.path / FILE).exists():  # of an older version, if it has begun
         for folder in kept.values():

@@ -112,7 +112,7 @@ class Node:
         known = [name for name in files(run) if name not in FOLLOWING]  # which may differ from the desk's
         marks = {name: marked for name in known if (marked := _marked(run / name))}
         recipe, weights = (run / "experiment.json").read_bytes(), layout.committed(run / "checkpoints")
-        self._sent = _Sent(weights, recipe, marks, record.read(run) or {})
+        self._sent = _Sent(weights, recipe, marks, record.read(run))
         with self._guard:
             self.run = run
         return True
@@ -203,7 +203,7 @@ class Node:
             run = self.run
             if run is None:
                 return
-            found = record.read(run) or {}  # before the files that it speaks of
+            found = record.read(run)  # before the files that it speaks of
             ended = found.get("status") in record.ENDED
             if ended and not last:
                 return

@@ -35,16 +35,16 @@ def folder(sweep: Path, number: int) -> Path:
     return sweep / "trials" / f"{number:04d}"
 
 
-def read(run: Path) -> dict[str, Any] | None:
-    """Return a trial's record; None where the trial was not begun, or its record is damaged."""
-    return known_json(run / FILE) or None
+def read(run: Path) -> dict[str, Any]:
+    """Return a trial's record; an empty one where the trial was not begun, or its record is damaged."""
+    return known_json(run / FILE)
 
 
 def update(run: Path, **changes: Any) -> dict[str, Any]:
     """Change fields of a trial's record; one that has ended stays as it is."""
     with open(run / LOCK, "a") as guard:  # the driver writes too, and the actor that had the trial before
         fcntl.flock(guard, fcntl.LOCK_EX)
-        found = read(run) or {}
+        found = read(run)
         if found.get("status") in ENDED:
             return found
         found |= changes
@@ -156,7 +156,7 @@ def figures(
         limits: the sweep's constraints.
         log: takes part of the metrics of a trial that is running or paused; else they are read whole.
     """
-    found = read(run) or {}
+    found = read(run)
     if log is not None and found.get("status") in ("running", "paused"):
         rows = log.rows((found.get("attempts"), found.get("pid"), len(found.get("taken", ()))))
     else:

@@ -28,7 +28,7 @@ def concluded(folder: Path, found: dict[str, Any]) -> bool:
 def conclude(trials: Trials, number: int) -> None:
     """Write the summary of a trial that was stopped, where its process did not: that of its last checkpoint."""
     folder = record.folder(trials.path, number)
-    found = record.read(folder) or {}
+    found = record.read(folder)
     if trials.away is not None or concluded(folder, found):
         return
     if (checkpoint := layout.newest(folder / "checkpoints")) is None:

@@ -165,7 +165,7 @@ class Trial(tune.Trainable):
 
     def _taken(self) -> int:
         """Return how often the trial has taken weights."""
-        return len((record.read(self.run) or {}).get("taken", ()))
+        return len(record.read(self.run).get("taken", ()))
 
     def _anew(self, rows: list[dict[str, Any]]) -> None:
         """Begin another attempt, after validations that Tune need not hear."""
@@ -176,7 +176,7 @@ class Trial(tune.Trainable):
         """Go on from another trial's checkpoint with the values that the scheduler has chosen: the experiment then says
         what that trial trained with up to here. Where the checkpoint is gone, the experiment trains up to here."""
         with Lock(self.run, WRITER_LOCK, wait=60):  # a process of a killed command may still do the same
-            found = record.read(self.run) or {}
+            found = record.read(self.run)
             if move.taken_by(found):
                 return
             pool = self.folder / "pool" / move.pool
@@ -218,7 +218,7 @@ class Trial(tune.Trainable):
         self.run = record.folder(self.folder, self.number)
         if self.node:
             self.node.begin(self.number)
-        found, value = record.read(self.run) or {}, experiment_file.load(self.run / "experiment.json")[0]
+        found, value = record.read(self.run), experiment_file.load(self.run / "experiment.json")[0]
         self.steps_per_epoch = self.shelf[record.reads(value)].steps_per_epoch(value)
         if found.get("status") in record.ENDED:  # before the sweep was interrupted, or before a scheduler chose it
             self.attempt = Ended(self.run, found["status"])
@@ -242,5 +242,5 @@ class Trial(tune.Trainable):
 
     def _attempt(self) -> Attempt:
         value = experiment_file.load(self.run / "experiment.json")[0]
-        value = apply(value, (record.read(self.run) or {}).get("planned", {}))
+        value = apply(value, record.read(self.run).get("planned", {}))
         return Attempt(self.run, value, self.shelf[record.reads(value)], self.limits, self.named)

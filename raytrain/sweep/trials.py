@@ -87,7 +87,7 @@ class Trials:
             partial.unlink(missing_ok=True)
         for number in sorted(self.begun):
             folder = record.folder(self.path, number)
-            if (record.read(folder) or {}).get("status") in ("running", "paused"):
+            if record.read(folder).get("status") in ("running", "paused"):
                 record.update(folder, status="interrupted")
         for number in sorted(self.begun):
             stopped.conclude(self, number)
@@ -98,11 +98,11 @@ class Trials:
         for request in (self.path / "stop", *self.path.glob("trials/*/stop"), *self.path.glob(f"trials/*/{gate.GO}")):
             request.unlink(missing_ok=True)
         for folder in (record.folder(self.path, number) for number in self.begun):
-            if (record.read(folder) or {}).get("status") in record.ENDED:
+            if record.read(folder).get("status") in record.ENDED:
                 for partial in folder.glob(".*.[0-9]*"):
                     partial.unlink(missing_ok=True)
         numbers = range(self.count if self.sweep.scheduler.mutates else 0)
-        records = [record.read(record.folder(self.path, number)) or {} for number in numbers]
+        records = [record.read(record.folder(self.path, number)) for number in numbers]
         if all(one.get("status") in record.ENDED for one in records):
             shutil.rmtree(self.path / "pool", ignore_errors=True)
 
@@ -114,7 +114,7 @@ class Trials:
         """
         folder = record.folder(self.path, number)
         found = record.read(folder)
-        if found is not None:
+        if found:
             if found.get("refused"):
                 return None
             one = experiment_file.load(folder / "experiment.json")[0]
@@ -285,7 +285,7 @@ class Trials:
         if answer["best"] is not None:
             folder = record.folder(self.path, answer["best"])
             best = (folder / "experiment.json").read_text()
-            if (record.read(folder) or {}).get("taken") and not json.loads(best).get("stages"):
+            if record.read(folder).get("taken") and not json.loads(best).get("stages"):
                 # A trial of an older version: its last values alone do not repeat it.
                 best = json.dumps(json.loads(best) | {experiment_file.HISTORY: []}, indent=2) + "\n"
             write_atomically(self.path / "best.json", best)
@@ -383,7 +383,7 @@ class Trials:
     def names(self, number: int) -> dict[str, Any]:
         """Return the values of a trial that was proposed, as its record has them: one that goes on has its experiment
         for values, in which other axes have changed an axis' object."""
-        return (record.read(record.folder(self.path, number)) or {}).get("values", {})
+        return record.read(record.folder(self.path, number)).get("values", {})
 
     def modes(self) -> list[dict[str, Any]]:
         """Return the name and the direction of each objective, as sweep.json has them."""

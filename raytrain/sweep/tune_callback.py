@@ -73,7 +73,7 @@ class Told:
     def behind(self, number: int) -> bool:
         """Return whether some callback does not know the end of a trial that has ended; of one that could not be, none
         hears."""
-        found = record.read(record.folder(self.path, number)) or {} if self.count else {"refused": True}
+        found = record.read(record.folder(self.path, number)) if self.count else {"refused": True}
         return not found.get("refused") and not all(one["ended"] for one in self.of(number))
 
     def _file(self, number: int) -> Path:

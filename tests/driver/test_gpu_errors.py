@@ -222,7 +222,7 @@ def test_a_trial_ends_its_process_when_its_gpu_failed(
             trial._train()
     else:
         trial._train()
-        assert (record.read(tmp_path) or {})["status"] == ("infeasible" if error is MEMORY else "failed")
+        assert record.read(tmp_path)["status"] == ("infeasible" if error is MEMORY else "failed")
     assert trial.spoiled == spoiled, "the next trial of the process has no GPU either"
 
 

@@ -75,7 +75,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def train(trials: Trials, *_: object) -> str:
         for number in range(trials.sweep.count):
-            if (record.read(record.folder(trials.path, number)) or {}).get("status") not in record.ENDED:
+            if record.read(record.folder(trials.path, number)).get("status") not in record.ENDED:
                 trials.propose(number)
                 with unwatched():
                     numbers.append(number)

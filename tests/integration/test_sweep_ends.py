@@ -193,7 +193,7 @@ class Deaths(threading.Thread):
             now = time.monotonic()
             for number in (0, 1):
                 folder = record.folder(self.path, number)
-                found = record.read(folder) or {}
+                found = record.read(folder)
                 if found.get("status") == "running" and number not in self.died:
                     self.groups[number] = alive
                     if number == 1 and (folder / "metrics.jsonl").exists():

@@ -182,7 +182,7 @@ def test_a_search_proposes_configurations_and_is_told_their_means_once_also_by_a
     trials.propose(4)
     end(trials, 1, 0.35, 9.0)
     assert search.calls[3:] == [2, (0, [0.3])]
-    last = record.read(record.folder(trials.path, 4)) or {}
+    last = record.read(record.folder(trials.path, 4))
     assert (last["configuration"], last["repeat"], last["after"]) == (2, 0, [1])
 
     again = Trials(trials.path, trials.planned, 0.0)

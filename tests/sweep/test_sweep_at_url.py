@@ -93,7 +93,7 @@ def test_another_machine_finds_what_is_at_the_url(s3: str) -> None:
     record.folder(path, 2).mkdir()
     record.update(record.folder(path, 2), status="pending")
     lock = (path / "trials" / "0001" / record.LOCK).stat().st_ino
-    assert at_url.opened(url) == path and record.read(record.folder(path, 2)) is None
+    assert at_url.opened(url) == path and not record.read(record.folder(path, 2))
     assert lock == (path / "trials" / "0001" / record.LOCK).stat().st_ino, "an ending trial may hold it"
     assert {name: (path / name).read_bytes() for name in files} == files and location.url_of(path) == url
     Storage(url).write("trials/0001/checkpoints/step_00000023/state.json", b"{}")
@@ -167,7 +167,7 @@ def test_what_storage_has_refused_stays_in_the_mirror(s3: str, monkeypatch: pyte
     assert len(said) == 1 and f"`raytrain resume {url}` on this machine" in said[0]
     monkeypatch.setattr(Storage, "write", write)
     assert at_url.opened(url) == path
-    assert (record.read(own) or {})["status"] == "completed", "an ended trial is not trained again"
+    assert record.read(own)["status"] == "completed", "an ended trial is not trained again"
     again = at_url.Uploads(path, lambda: [0], said.append)
     again.assume()
     with again:
@@ -184,5 +184,5 @@ def test_another_machine_that_went_on_wins_over_what_is_left_here(s3: str) -> No
     record.update(record.folder(path, 0), status="completed")
     Storage(url).write("sweep.json", json.dumps({"status": "running", "trials": [], "seconds": 7}).encode())
     assert at_url.opened(url) == path
-    assert (record.read(record.folder(path, 0)) or {})["status"] == "running", "that machine trains it"
+    assert record.read(record.folder(path, 0))["status"] == "running", "that machine trains it"
     assert json.loads((path / "sweep.json").read_text())["seconds"] == 7

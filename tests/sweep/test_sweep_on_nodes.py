@@ -79,7 +79,7 @@ def test_trial_goes_on_on_another_node_from_its_checkpoint_at_the_url(s3: str) -
         log.write(json.dumps({"kind": "step", "step": 4}) + "\n")
     first._round()
     assert len((mirror / "metrics.jsonl").read_bytes().splitlines()) == 4 and not (mirror / "checkpoints").exists()
-    assert (record.read(mirror) or {})["status"] == "running"
+    assert record.read(mirror)["status"] == "running"
     second.begin(0)
     first._round()
     assert second.take() and second.run is not None and (second.run / "metrics.jsonl").read_bytes() == whole, (
@@ -96,7 +96,7 @@ def test_trial_goes_on_on_another_node_from_its_checkpoint_at_the_url(s3: str) -
     assert [*there.committed()] == ["step_00000003", "step_00000005"] and there.read("metrics.jsonl") == rows
     record.update(second.run, status="completed")
     second.finish()
-    assert (record.read(mirror) or {})["status"] == "completed" and not (mirror / at_url.HOLDER).exists()
+    assert record.read(mirror)["status"] == "completed" and not (mirror / at_url.HOLDER).exists()
 
 
 def test_end_of_a_trial_is_known_after_its_weights_are_uploaded(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_end_of_a_trial_is_known_after_its_weights_are_uploaded(s3: str, monkeyp
     record.update(node.run, status="completed")
 
     def refuse(self: Storage, name: str, content: Path | bytes) -> None:
-        assert (record.read(mirror) or {})["status"] == "pending" and (mirror / at_url.HOLDER).exists()
+        assert record.read(mirror)["status"] == "pending" and (mirror / at_url.HOLDER).exists()
         if len(refused) < 3:
             refused.append(name)
             raise OSError("no answer")
@@ -119,7 +119,7 @@ def test_end_of_a_trial_is_known_after_its_weights_are_uploaded(s3: str, monkeyp
     node._round()
     assert not refused, "a trial that has ended is left to `finish`"
     node.finish()
-    assert len(refused) == 3 and (record.read(mirror) or {})["status"] == "completed"
+    assert len(refused) == 3 and record.read(mirror)["status"] == "completed"
     there = Storage(url).below("trials/0000")
     assert [*there.committed()] == ["step_00000003"] and there.read("metrics.jsonl") == rows
     said = desk.said.remote()
@@ -156,7 +156,7 @@ def test_driver_uploads_an_end_once_its_node_has_let_the_trial_go(s3: str) -> No
     assert json.loads(there.read("trial.json"))["status"] == "stopped"
     assert there.read("metrics.jsonl") == rows and [*there.committed()] == ["step_00000003"]
     shutil.rmtree(path)
-    assert at_url.opened(url) == path and (record.read(mirror) or {})["status"] == "stopped"
+    assert at_url.opened(url) == path and record.read(mirror)["status"] == "stopped"
     assert not (mirror / "checkpoints").exists()
     at_url.Uploads(path, lambda: [0], print).assume()
     assert layout.committed(mirror / "checkpoints") == ["step_00000003"], "a sweep on one machine goes on with them"

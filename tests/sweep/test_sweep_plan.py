@@ -195,9 +195,9 @@ def test_a_stopped_trial_has_a_summary_though_its_process_was_killed(tmp_path: P
     train_rank(0, 1, e, run)
     known = json.loads((run / "summary.json").read_text())
     record.update(run, status="stopped")
-    assert stopped.concluded(run, record.read(run) or {})
+    assert stopped.concluded(run, record.read(run))
     (run / "summary.json").unlink()
-    assert not stopped.concluded(run, record.read(run) or {}), "its process may still write: its checkpoints stay"
+    assert not stopped.concluded(run, record.read(run)), "its process may still write: its checkpoints stay"
     trials.clear()
     found = json.loads((run / "summary.json").read_text())
     assert (found["status"], found.pop("baseline")) == ("interrupted", variant.baseline.scores)

@@ -140,12 +140,12 @@ def test_record_names_the_host_of_the_last_attempt(tmp_path: Path, monkeypatch: 
         (run := tmp_path / str(number)).mkdir()
         record.update(run, status="interrupted", **before)
         Attempt(run, value, nothing, Limits(None, 60.0), named)._train()
-        assert (record.read(run) or {}).get("host") == found
+        assert record.read(run).get("host") == found
     (run := tmp_path / "workers" / "logs").mkdir(parents=True)
     for rank, host in enumerate(("b", "a", "b")):
         (run / f"place_{rank}.json").write_text(json.dumps({"host": host}))
     Attempt(run.parent, value, nothing, Limits(None, 60.0), True)._train()
-    assert (record.read(run.parent) or {})["host"] == "b, a"
+    assert record.read(run.parent)["host"] == "b, a"
 
 
 def test_trial_of_several_workers_reads_each_row_once(tmp_path: Path, reads: list[tuple[str, int]]) -> None:

@@ -194,7 +194,7 @@ def told_in_order(path: Path, value: Sweep, ends: list[tuple[str, int]]) -> tupl
             trials.begun.add(number)
             experiment_file.save(value.trial(values), folder / "experiment.json")
         else:
-            values = trials._values(record.read(folder) or {}) or {}
+            values = trials._values(record.read(folder)) or {}
             row = {"kind": "epoch", "epoch": 1, "step": 3, "seconds": 1.0, "val_loss": score(values)}
             (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
             record.update(folder, status="completed", ended=ORDER.index((what, number)))

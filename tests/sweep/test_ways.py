@@ -176,7 +176,7 @@ def test_a_model_that_cannot_work_is_left_to_its_trial(tmp_path: Path) -> None:
     """Also where its data would be read for it alone; another model of the same data takes its place."""
     small = replace(TRAINED, side=4)  # of which no crop of 8 can be cut
     assert sizes(proposed(tmp_path / "alone", Sweep(BASE, (Grid("model", (PLAIN, small)),)))) == [16, None]
-    refused = record.read(record.folder(tmp_path / "alone", 1)) or {}
+    refused = record.read(record.folder(tmp_path / "alone", 1))
     assert refused["status"] == "infeasible" and refused["error"].startswith("crop = 8 is out of range")
     with pytest.raises(UserError, match="crop = 8 is out of range"):
         made(tmp_path, Sweep(BASE, (Grid("model", (small, PLAIN)),)))
@@ -232,7 +232,7 @@ def test_a_trial_whose_data_are_not_planned_is_refused_alone(tmp_path: Path, mon
     plan = made(tmp_path, NARROW, 4)
     trials = Trials(tmp_path, plan, 0.0)
     assert [trials.propose(number) is None for number in range(4)] == [False, False, True, True]
-    refused = record.read(record.folder(tmp_path, 3)) or {}
+    refused = record.read(record.folder(tmp_path, 3))
     assert refused["status"] == "infeasible" and "the plan has not found what this trial reads" in refused["error"]
     record.update(record.folder(tmp_path, 0), status="interrupted")
     gone = replace(plan, variants={key: one for key, one in plan.variants.items() if '"size": 24' not in key})

@@ -218,7 +218,7 @@ def load(path: Path) -> Any:
 def statuses(sweep: Path, trials: int = TRIALS) -> dict[int, str]:
     """How each trial that was begun stands."""
     found = {n: record.read(record.folder(sweep, n)) for n in range(trials)}
-    return {n: one["status"] for n, one in found.items() if one is not None}
+    return {n: one["status"] for n, one in found.items() if one}
 
 
 def ended(sweep: Path) -> dict[int, tuple[bytes, bytes]]:
@@ -447,7 +447,7 @@ def _lose_a_process(command: Command, draw: random.Random) -> bool:
 
 def _pids(trial: Path) -> list[int]:
     """Return the processes that train a trial; none where it does not train, or not all of them have begun."""
-    known = record.read(trial) or {}
+    known = record.read(trial)
     if known.get("status") != "running":
         return []
     workers = json.loads((trial / "experiment.json").read_text())["scaling"]["workers"]
