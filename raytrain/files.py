@@ -233,6 +233,14 @@ def existing(path: Path) -> Path:
     return path
 
 
+def file_size(path: Path) -> int:
+    """Return the bytes of a file; 0 if it is missing or out of reach."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def size(count: int) -> str:
     """Return a number of bytes as text, in the largest unit that makes it at least 1."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain.driver.feed import Feed
+from raytrain.files import file_size
 from raytrain.loggers import Held, Logger, RunInfo, check_loggers
 from raytrain.run.lock import LOCK
 from raytrain.run.metrics_log import NOTES, read_metrics
@@ -130,12 +131,12 @@ class Tail:
         self.seen = self.full = self.away = False
         self.refusal, self._tried = "", -_TRY_SECONDS
         logs = {path.parent / "logs" / "checkpoints.log": _REFUSED, path.parent / NOTES: ""}
-        self._logs = {log: (_size(log), prefix) for log, prefix in logs.items()}
+        self._logs = {log: (file_size(log), prefix) for log, prefix in logs.items()}
 
     def poll(self) -> None:
         """Hand on what has come since the last call."""
         if os.path.isfile(self.path):
-            size = _size(self.path)
+            size = file_size(self.path)
             self.offset = min(self.offset, size)  # a resumed run first cuts the file back to its checkpoint
             try:
                 rows, self.offset = read_metrics(self.path, self.offset)
@@ -146,7 +147,7 @@ class Tail:
         self.seen = self.seen or any(row["kind"] == "step" for row in rows)
         self.observer.rows(rows)
         for log, (said, prefix) in self._logs.items():
-            if _size(log) > said:
+            if file_size(log) > said:
                 with contextlib.suppress(OSError), open(log, errors="replace") as file:
                     file.seek(said)
                     for line in file.read().splitlines():
@@ -202,10 +203,3 @@ def _refusal(folder: Path) -> str:
     except OSError as error:
         return os.strerror(error.errno) if error.errno in (errno.EROFS, errno.EIO) else ""
     return ""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -29,7 +29,7 @@ from raytrain.driver.ray_cluster import all_answer
 from raytrain.driver.ray_internals import cluster_state, ray_train
 from raytrain.driver.session import Session
 from raytrain.driver.worker import work
-from raytrain.files import append, known_json, read_json
+from raytrain.files import append, file_size, known_json, read_json
 from raytrain.loggers import Logger
 from raytrain.run.run import Run
 from raytrain.watchdog import Hung
@@ -68,10 +68,11 @@ def distribute(job: Job, leave: threading.Event) -> RunFailed | None:
     Raises:
         Leave: it gave up.
     """
-    fitting, before, left = _Fitting(job, shares=True), _rows(job.run), False
+    metrics, left = job.run / "metrics.jsonl", False
+    fitting, before = _Fitting(job, shares=True), file_size(metrics)
     while fitting.is_alive():
         fitting.join(0.1)
-        if not left and (leave.is_set() or (job.run / "stop").exists()) and _rows(job.run) <= before:
+        if not left and (leave.is_set() or (job.run / "stop").exists()) and file_size(metrics) <= before:
             left = True
             fitting.cancel()
     failure = fitting.failure
@@ -80,14 +81,6 @@ def distribute(job: Job, leave: threading.Event) -> RunFailed | None:
     if failure is not None and failure.lost and not all_answer(_nodes_of(job.run)):
         return HostLost(str(failure), failure.run, failure.rank, lost=True)
     return failure
-
-
-def _rows(run: Path) -> int:
-    """Return the bytes in a run's metrics file."""
-    try:
-        return (run / "metrics.jsonl").stat().st_size
-    except OSError:
-        return 0
 
 
 class Supervisor:

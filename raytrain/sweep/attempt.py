@@ -31,7 +31,7 @@ from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
 from raytrain.driver.worker import work
 from raytrain.experiment import Experiment
-from raytrain.files import known_json
+from raytrain.files import file_size, known_json
 from raytrain.hooks import Hook
 from raytrain.run.metrics_log import MetricsLog
 from raytrain.sweep import record
@@ -198,7 +198,7 @@ class Attempt:
             if ended:
                 return self._said.get()
             time.sleep(0.1)
-            written = _size(self.run / "metrics.jsonl")
+            written = file_size(self.run / "metrics.jsonl")
             if written != size:
                 deadline, size = time.monotonic() + self.limits.seconds, written
             if time.monotonic() > deadline:
@@ -361,10 +361,6 @@ def kind_of(error: BaseException) -> str:
     if isinstance(error, FloatingPointError) or "FloatingPointError" in str(error):
         return "diverged"
     return "failed"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from raytrain import config
 from raytrain.data import Augment, Folds
 from raytrain.experiment import Experiment
-from raytrain.files import known_json, write_atomically
+from raytrain.files import file_size, known_json, write_atomically
 from raytrain.run.metrics_log import VALIDATED, read_metrics, seconds_at
 from raytrain.sweep.constraint import Constraint
 from raytrain.sweep.objective import Objective
@@ -205,6 +205,4 @@ def _best(rows: list[dict[str, Any]], objective: Objective) -> dict[str, Any]:
 
 def was_stuck(run: Path) -> bool:
     """Return whether the last attempt's process ended because the loop was stuck."""
-    with contextlib.suppress(OSError):
-        return (run / "logs" / STUCK).stat().st_size > 0
-    return False
+    return file_size(run / "logs" / STUCK) > 0
