@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from raytrain.driver.endings import Interrupted, RunFailed, advice
 from raytrain.driver.environment import write_environment
 from raytrain.driver.initial_weights import pretrained
 from raytrain.driver.interrupts import Interrupts, Leave
+from raytrain.driver.logs import keep_traceback
 from raytrain.driver.observe import Loggers
 from raytrain.driver.options import Options
 from raytrain.driver.plan import Plan
@@ -210,7 +210,7 @@ def _run(
             _summarise(path, planned, "failed", str(failure))
             raise
         except Exception as error:  # Ray's own, or of a data source that the experiment brings
-            _keep_traceback(path)
+            keep_traceback(path)
             failure = failed_here(error, path)
             _summarise(path, planned, "failed", str(failure))
             raise failure from error
@@ -234,13 +234,6 @@ def _tidy(run: Run, session: Session, report: Report | None, observer: Logger) -
     session.keep_logs(run.path / "logs", run.summary["status"] not in ("completed", "interrupted"))
     if report and run.summary["status"] in ("completed", "failed"):
         report(run, observer.note)
-
-
-def _keep_traceback(path: Path) -> None:
-    """Write the traceback of the error that is being handled, if storage takes it."""
-    with contextlib.suppress(OSError):
-        (path / "logs").mkdir(exist_ok=True)
-        write_atomically(path / "logs" / "driver.log", traceback.format_exc())
 
 
 def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction: Correction | None) -> None:

@@ -1,12 +1,15 @@
-"""Bounded logs of a run. A long log keeps its beginning and its end, with a line at the cut."""
+"""The logs of a run. A long log keeps its beginning and its end, with a line at the cut."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+
+from raytrain.files import write_atomically
 
 RANKS_BYTES, RANK_BYTES = 64 << 20, 8 << 20
 """Bytes that the ranks' logs of a run may take: all together, and each."""
@@ -50,6 +53,17 @@ def shorten(file: Path, most: int) -> None:
             os.write(descriptor, _CUT % most + tail)
     finally:
         os.close(descriptor)
+
+
+def keep_traceback(run: Path) -> None:
+    """Write the traceback of the error that is being handled to the driver's log, if storage takes it.
+
+    Args:
+        run: the directory of a run or a sweep.
+    """
+    with contextlib.suppress(OSError):
+        (run / "logs").mkdir(exist_ok=True)
+        write_atomically(run / "logs" / "driver.log", traceback.format_exc())
 
 
 @contextlib.contextmanager

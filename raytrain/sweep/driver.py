@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from raytrain.checkpoint import location, remote
 from raytrain.data.checks import same_data
 from raytrain.driver.endings import Interrupted, RunFailed, way_on
 from raytrain.driver.interrupts import Interrupts, Leave
+from raytrain.driver.logs import keep_traceback
 from raytrain.driver.options import Options
 from raytrain.driver.session import Session
-from raytrain.files import is_url, known_json, reason, write_atomically
+from raytrain.files import is_url, known_json, reason
 from raytrain.loggers import Logger, RunInfo
 from raytrain.run import copies
 from raytrain.run.begin import begin, check_writable, stem_of
@@ -206,9 +206,7 @@ class _Driver:
             except (errors.UserError, RunFailed):
                 raise
             except Exception as error:
-                with contextlib.suppress(OSError):
-                    (self.path / "logs").mkdir(exist_ok=True)
-                    write_atomically(self.path / "logs" / "driver.log", traceback.format_exc())
+                keep_traceback(self.path)
                 self.trials.write("failed")
                 raise RunFailed(f"{type(error).__name__}: {error}", self.path, None) from error
             finally:

@@ -20,7 +20,8 @@ import pytest
 from helpers.commands import DIGITS, fails
 
 from raytrain import errors
-from raytrain.driver import credentials, fit, ray_cluster, session
+from raytrain.driver import credentials, ray_cluster, session
+from raytrain.driver.logs import keep_traceback
 from raytrain.driver.ray_internals import own_node
 
 TOKEN = "5ecret" * 8
@@ -247,7 +248,7 @@ def test_busy_machine_on_which_ray_does_not_start_is_said(monkeypatch: pytest.Mo
     try:
         ray_cluster.start_here({}, verbose=False)
     except TimeoutError:
-        fit._keep_traceback(tmp_path)
+        keep_traceback(tmp_path)
     assert "timed out during startup" in (tmp_path / "logs" / "driver.log").read_text(), "the line names this folder"
 
 
