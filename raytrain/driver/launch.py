@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from raytrain import errors
-from raytrain.checkpoint import layout, location, mapped, remote
+from raytrain.checkpoint import layout, location, remote
 from raytrain.data.blocks import Bad
 from raytrain.driver import plan_lines, supervise
 from raytrain.driver.interrupts import Interrupts
@@ -21,6 +21,7 @@ from raytrain.driver.plan import Plan
 from raytrain.driver.reading import read, wait_for_blocks
 from raytrain.driver.session import Session
 from raytrain.driver.skipped import skipped_before
+from raytrain.driver.worker import put_weights
 from raytrain.loggers import Held, Logger
 from raytrain.run.metrics_log import read_metrics
 from raytrain.run.run import Run
@@ -41,7 +42,7 @@ def prepare(
         path.absolute(),
         ray.put(indices),
         images,
-        None if weights is None else ray.put(mapped.arrays(weights) if e.parallel.spreads else weights),
+        put_weights(e, weights),
         command_started,
         own_output=not options.verbose and planned.experiment.scaling.workers != 0,
         url=location.url_of(path),

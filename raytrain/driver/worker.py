@@ -34,7 +34,7 @@ from raytrain.driver.guard import end_now
 from raytrain.driver.job import Job
 from raytrain.driver.network import answers
 from raytrain.driver.room import cpus_for_data, why_no_block
-from raytrain.experiment import Experiment
+from raytrain.experiment import Experiment, Scaling
 from raytrain.files import append, write_atomically
 from raytrain.hooks import Hook
 from raytrain.machine import host_cpus
@@ -62,58 +62,99 @@ def work(job: Job, hooks: Sequence[Hook] = (), unwind: Callable[[BaseException],
         unwind: raises `Hung` in the main thread where training hangs; without it, the process ends.
     """
     job.experiment.parallel.prepare_process()
-    if dist.is_initialized():
-        from ray.train.torch import get_devices  # 0.2 s, which a rank alone does not need
-
-        device, *more = get_devices()
-        waits = job.experiment.scaling.collective_seconds
-        ranks = RankContext(dist.get_rank(), dist.get_world_size(), device, tuple(more), collective_seconds=waits)
-    else:
-        ranks = RankContext.alone(job.experiment.scaling.gpus_per_worker)
-    if ranks.device.type == "cuda":
-        torch.cuda.set_device(ranks.device)
-        if dist.is_initialized() and (share := job.experiment.scaling.gpus_per_worker or 1.0) < 1:
-            memory.cap_gpus(share)  # a trial without a process group has its own limit
+    ranks = _rank(job.experiment.scaling)
     there = None
     if job.url:
         there, path = remote.at_work(job.url)
         job = replace(job, run=path)
     if dist.is_initialized():
-        context = ray.get_runtime_context()
-        head = threading.Thread(target=_end_when_cut_off, args=(context.gcs_address,), daemon=True, name="head")
-        head.start()
-        here: dict[str, Any] = {"node": context.get_node_id(), "host": socket.gethostname(), "pid": os.getpid()}
-        with contextlib.suppress(OSError):  # what was there before is of a process that is gone
-            here["log"] = (job.run / "logs" / f"rank_{ranks.rank}.log").stat().st_size
-        mark = job.run / "logs" / f"place_{ranks.rank}.json"
-        write_atomically(mark, json.dumps(here))
-        if there:
-            there.write(f"logs/place_{ranks.rank}.json", json.dumps(here).encode())
+        address = ray.get_runtime_context().gcs_address
+        threading.Thread(target=_end_when_cut_off, args=(address,), daemon=True, name="head").start()
+        _mark_place(job, ranks.rank, there)
     with (
         _recorded(job, ranks.rank, there),
         _watched(job, ranks, there, unwind),
         Lock(job.run, WRITER_LOCK, wait=60) if ranks.rank == 0 else contextlib.nullcontext(),
     ):
         indices: dict[str, Index] = ray.get(job.indices)
+        weights = _weights(job)
+        hooks = list(hooks)
         if job.profile:
-            hooks = (*hooks, Profiling(job.profile))
-        weights: Any = ray.get(job.weights) if job.weights is not None else None
-        if weights and job.experiment.parallel.spreads:
-            weights = mapped.from_arrays(weights)
-        started, floor = job.command_started, job.baseline
-        hooks = [*hooks, Gate()] if job.gated else hooks
+            hooks.append(Profiling(job.profile))
+        if job.gated:
+            hooks.append(Gate())
 
         @contextlib.contextmanager
         def made(value: Experiment, hook: Hook) -> Iterator[Trainer]:
-            readers, more = _readers(replace(job, experiment=value), indices, ranks.device), (*hooks, hook)
+            readers = _readers(replace(job, experiment=value), indices, ranks.device)
             try:
-                yield Trainer(value, job.run, indices, readers, weights, ranks, started, there, more, floor)
+                yield Trainer(
+                    value,
+                    job.run,
+                    indices,
+                    readers,
+                    weights,
+                    ranks,
+                    job.command_started,
+                    storage=there,
+                    hooks=[*hooks, hook],
+                    baseline=job.baseline,
+                )
             finally:
                 for reader in readers.values():
                     if isinstance(reader, Direct):
                         reader.close()
 
         stages.fit(job.experiment, made)
+
+
+def _rank(scaling: Scaling) -> RankContext:
+    """Return this rank, with its GPU as the process's own and its share of the GPU's memory as the limit."""
+    if dist.is_initialized():
+        from ray.train.torch import get_devices  # 0.2 s, which a rank alone does not need
+
+        device, *more = get_devices()
+        waits = scaling.collective_seconds
+        ranks = RankContext(dist.get_rank(), dist.get_world_size(), device, tuple(more), collective_seconds=waits)
+    else:
+        ranks = RankContext.alone(scaling.gpus_per_worker)
+    if ranks.device.type == "cuda":
+        torch.cuda.set_device(ranks.device)
+        share = scaling.gpus_per_worker or 1.0
+        if dist.is_initialized() and share < 1:
+            memory.cap_gpus(share)  # a trial without a process group has its own limit
+    return ranks
+
+
+def _mark_place(job: Job, rank: int, there: storage.Storage | None) -> None:
+    """Write where this rank runs, for the driver: node, host and process, and where its part of the log begins."""
+    here: dict[str, Any] = {
+        "node": ray.get_runtime_context().get_node_id(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+    with contextlib.suppress(OSError):  # what was there before is of a process that is gone
+        here["log"] = (job.run / "logs" / f"rank_{rank}.log").stat().st_size
+    name = f"logs/place_{rank}.json"
+    write_atomically(job.run / name, json.dumps(here))
+    if there:
+        there.write(name, json.dumps(here).encode())
+
+
+def put_weights(value: Experiment, weights: dict[str, torch.Tensor] | None) -> Any:
+    """Put initial weights into the object store; return a reference, or None where there are none. Of a model that is
+    spread they are arrays, which each rank maps and reads in part."""
+    if weights is None:
+        return None
+    return ray.put(mapped.arrays(weights) if value.parallel.spreads else weights)
+
+
+def _weights(job: Job) -> dict[str, torch.Tensor] | None:
+    """Return what `put_weights` has put."""
+    if job.weights is None:
+        return None
+    found: Any = ray.get(job.weights)
+    return mapped.from_arrays(found) if job.experiment.parallel.spreads else found
 
 
 def _readers(job: Job, indices: dict[str, Index], device: torch.device) -> Mapping[str, Reader]:

@@ -24,12 +24,12 @@ from typing import Any
 import ray
 
 from raytrain import errors
-from raytrain.checkpoint import layout, mapped
+from raytrain.checkpoint import layout
 from raytrain.data import Index
 from raytrain.driver import blame, endings, gate, gpu_errors, initial_weights
 from raytrain.driver.interrupts import Leave
 from raytrain.driver.job import Job
-from raytrain.driver.worker import work
+from raytrain.driver.worker import put_weights, work
 from raytrain.experiment import Experiment
 from raytrain.files import file_size, known_json
 from raytrain.hooks import Hook
@@ -275,7 +275,7 @@ class Attempt:
             self.run.absolute(),
             self.data.indices,
             self.data.images,
-            None if weights is None else ray.put(mapped.arrays(weights) if self.value.parallel.spreads else weights),
+            put_weights(self.value, weights),
             time.time(),
             own_output=True,
             threads=self.data.threads,
