@@ -118,12 +118,12 @@ class Weighted(Sampler):
         super().__post_init__()
         where, names = f"in {type(self).__name__}", [name for name, _ in self.classes]
         given = [name for name in ("weights", "classes", "column") if getattr(self, name) not in ((), None)]
-        if len(given) != 1:
-            what = "has no weights" if not given else f"has weights of several kinds, {' and '.join(given)}"
+        if not given:
             how = "give weights (one per class), classes (by name) or column (one per sample)"
-            raise errors.UserError(
-                f"{type(self).__name__} {what}", where, how if not given else "leave all but one out"
-            )
+            raise errors.UserError(f"{type(self).__name__} has no weights", where, how)
+        if len(given) > 1:
+            what = f"{type(self).__name__} has weights of several kinds, {' and '.join(given)}"
+            raise errors.UserError(what, where, "leave all but one out")
         if repeated := [name for name in names if names.count(name) > 1]:
             raise errors.UserError(f"class {repeated[0]!r} has two weights", where, _BOTH)
         _check_weights(np.array(self.weights or [weight for _, weight in self.classes] or [1.0]), where, bool(names))
@@ -207,9 +207,7 @@ def check_sampler(sampler: Sampler, index: Index, seed: int) -> None:
     for epoch in (0, 1):
         with calling(f"{kind.__name__}.samples"):
             found = _drawn(sampler, index, seed, epoch, ends)
-            same = np.concatenate(
-                [_drawn(sampler, index, seed, epoch, ends[row : row + 1]) for row in (0, -1 % len(ends))]
-            )
+            same = np.concatenate([_drawn(sampler, index, seed, epoch, one) for one in (ends[:1], ends[-1:])])
         if not np.array_equal(same, found[[0, -1]]):
             raise errors.UserError(
                 f"samples() returns other samples for the same positions of epoch {epoch}",
@@ -225,13 +223,16 @@ def _drawn(sampler: Sampler, index: Index, seed: int, epoch: int, positions: np.
         UserError: it is not int64 [k] of sample numbers.
     """
     found: Any = sampler.samples(index, seed, epoch, positions)
-    right = isinstance(found, np.ndarray) and found.dtype == np.int64 and found.shape == positions.shape
-    if not right or (len(found) and (found.min() < 0 or found.max() >= len(index))):
-        got = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else type(found).__name__
-        got = f"{found.min()} to {found.max()}" if right else got
-        what = f"samples() must return int64 [{len(positions)}] of 0 to {len(index) - 1}, got {got}"
-        raise errors.UserError(what, f"in {place(type(sampler).samples)}", "return the number of a sample per position")
-    return found
+    if not isinstance(found, np.ndarray):
+        got = type(found).__name__
+    elif found.dtype != np.int64 or found.shape != positions.shape:
+        got = f"{found.dtype} {list(found.shape)}"
+    elif len(found) and (found.min() < 0 or found.max() >= len(index)):
+        got = f"{found.min()} to {found.max()}"
+    else:
+        return found
+    what = f"samples() must return int64 [{len(positions)}] of 0 to {len(index) - 1}, got {got}"
+    raise errors.UserError(what, f"in {place(type(sampler).samples)}", "return the number of a sample per position")
 
 
 def _labels(sampler: Sampler, index: Index) -> np.ndarray:
