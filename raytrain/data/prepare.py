@@ -53,14 +53,14 @@ class Prepare:
         self.augment = data.augment.after_crop if cropped else data.augment
         self.data, self.index, self.device, self.memory_format = data, index, device, memory_format
         self.fields, self.classes = index.fields, len(index.classes)
-        images = {field.name: field for field in index.fields if field.kind == "image"}
-        self.normalise, self.normalise_units = (
-            {
-                name: Normalise(*data.normalisation(field.shape[0]), device, memory_format, dtype or field.dtype)
-                for name, field in images.items()
-            }
-            for dtype in (None, "float32")
-        )
+
+        def normalise(field: Field, dtype: str) -> Normalise:
+            return Normalise(*data.normalisation(field.shape[0]), device, memory_format, dtype)
+
+        images = [field for field in index.fields if field.kind == "image"]
+        self.normalise = {field.name: normalise(field, field.dtype) for field in images}
+        self.normalise_units = {field.name: normalise(field, "float32") for field in images}
+        """For what operations return: float32 in [0, 1], whatever the stored type is."""
 
     def plain(self, arrays: Tensors) -> Tensors:
         """Return the arrays without augmentation, as copies."""
