@@ -64,12 +64,12 @@ class Epoch:
 
     def samples(self, local: np.ndarray) -> np.ndarray:
         """Return the samples at some of this rank's positions (int64 [k]), counted from the first step."""
-        positions = self.shard.positions(local, self.first_step)
-        return positions if self.number is None else self._order(self.number).at(positions)
+        positions, chosen = self.shard.positions(local, self.first_step), self._order
+        return positions if chosen is None else chosen.at(positions)
 
     def steps(self) -> Iterator[np.ndarray]:
         """Yield the samples of each step, int64 [size of this rank's slice]."""
-        chosen = None if self.number is None else self._order(self.number)
+        chosen = self._order
         for step in range(self.first_step, self.shard.steps):
             start, stop = self.shard.slice(step)
             yield np.arange(start, stop) if chosen is None else chosen[start:stop]
@@ -79,8 +79,10 @@ class Epoch:
         sample, or under a sampler, which may draw a sample twice, its position in the epoch."""
         return samples if self.draw is None else self.shard.slice(step)[0] + np.arange(len(samples))
 
-    def _order(self, number: int) -> order.Order:
-        return order.Order(self.seed, number, self.shard.n, self.draw)
+    @property
+    def _order(self) -> order.Order | None:
+        """The samples by position; None for the order of the index."""
+        return None if self.number is None else order.Order(self.seed, self.number, self.shard.n, self.draw)
 
 
 @dataclass(frozen=True)
