@@ -115,20 +115,25 @@ class Loaded:
             yield Batch(self.prepare(part.arrays, part.keys), part.ids)
 
     def passes(self, size: int, together: bool) -> Iterator[Pass]:
-        """Yield the micro-batches: at least one, and for ranks that work `together` as many as the fullest rank has. A
-        sample stands for each missing one; it takes part in collectives and must not count. It is one of the rank's, or
-        of zeros if there is none: with zeros, what divides by a sample's norm has gradients of NaN, whatever the loss
-        is multiplied by."""
-        count = max(1, -(-(self.most if together else len(self.ids)) // size))
+        """Yield the micro-batches: at least one, and for ranks that work `together` as many as the fullest rank has,
+        the missing ones blank."""
+        own = -(-len(self.ids) // size)
+        count = max(1, -(-self.most // size) if together else own)
         for number, batch in enumerate(self.micro_batches(size), 1):
             yield Pass(batch, number == count, False, self.size)
-        for number in range(-(-len(self.ids) // size) + 1, count + 1):
-            arrays = self.recorder.gathered(self.arrays) if self.recorder else self.arrays
-            known = {name: array[:1] for name, array in arrays.items()} if len(self.ids) else self.spare or {}
-            one = {name: _like(array, known.get(name)) for name, array in arrays.items()}
-            none = np.zeros(1, np.int64)
-            doing.at(PREPARING)
-            yield Pass(Batch(self.prepare(one, none), none), number == count, True, self.size)
+        for number in range(own + 1, count + 1):
+            yield Pass(self._blank(), number == count, True, self.size)
+
+    def _blank(self) -> Batch:
+        """Return a batch of one sample that takes part in collectives and must not count. The sample is one of the
+        rank's, or of zeros if there is none: with zeros, what divides by a sample's norm has gradients of NaN, whatever
+        the loss is multiplied by."""
+        arrays = self.recorder.gathered(self.arrays) if self.recorder else self.arrays
+        known = {name: array[:1] for name, array in arrays.items()} if len(self.ids) else self.spare or {}
+        one = {name: _like(array, known.get(name)) for name, array in arrays.items()}
+        none = np.zeros(1, np.int64)
+        doing.at(PREPARING)
+        return Batch(self.prepare(one, none), none)
 
 
 class Loader:
@@ -264,10 +269,9 @@ class Loader:
         if self.device.type != "cuda" or self.on_device is not None:
             yield from batches
             return
-        side = self._side = self._side or torch.cuda.Stream(
-            self.device
-        )  # a new one each time would keep memory of its own
-        ready = None
+        if self._side is None:  # once: each stream keeps memory of its own
+            self._side = torch.cuda.Stream(self.device)
+        side, ready = self._side, None
         while True:
             with torch.cuda.stream(side):
                 following = next(batches, None)
