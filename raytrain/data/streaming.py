@@ -78,9 +78,9 @@ class Streaming:
             samples = epoch.samples
             if epoch.draw is not None:  # a sampler's tables are computed here, once, and not again in each task
                 samples = partial(np.take, samples(np.arange(total)))
-            how = (self.cpus, self.waits, self.at_once)
-            blocks = read_blocks(self.data, self.index_ref, samples, total, size, *how)
-            for arrays, bad in blocks:
+            for arrays, bad in read_blocks(
+                self.data, self.index_ref, samples, total, size, self.cpus, self.waits, self.at_once
+            ):
                 check_bad(self.data, bad)
                 if bad:  # the index was made without the samples that were bad then
                     raise lost_sample(bad[0].path, bad[0].reason)
@@ -144,20 +144,21 @@ def read_rest(
 def _watched(batches: Iterable[Any], waits: Callable[[float], None]) -> Iterator[Any]:
     """Yield the batches, and call `waits` from a thread each time that none has come for another 30 s."""
     waiting, done = threading.Event(), threading.Event()
-    seconds = [0]
+    seconds = 0
 
     def watch() -> None:
+        nonlocal seconds
         while not done.wait(1):  # counts seconds of a running machine, not those of its sleep
-            seconds[0] = seconds[0] + 1 if waiting.is_set() else 0
-            if seconds[0] and seconds[0] % _WAIT_SECONDS == 0:
-                waits(seconds[0])
+            seconds = seconds + 1 if waiting.is_set() else 0
+            if seconds and seconds % _WAIT_SECONDS == 0:
+                waits(seconds)
 
     threading.Thread(target=watch, daemon=True, name="data").start()
     try:
         waiting.set()
         for batch in batches:
             waiting.clear()
-            seconds[0] = 0
+            seconds = 0
             doing.tick()
             yield batch
             waiting.set()
