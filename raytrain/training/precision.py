@@ -178,7 +178,10 @@ def available(device: torch.device, scales: bool = True) -> list[str]:
     Args:
         scales: whether losses can be scaled, as fp16 needs it.
     """
-    names = ["fp32", "bf16", "fp16"] if device.type == "cpu" else ["fp32", *(["tf32", "bf16"] * _ampere()), "fp16"]
+    if device.type == "cpu":
+        names = ["fp32", "bf16", "fp16"]
+    else:
+        names = ["fp32", "tf32", "bf16", "fp16"] if _ampere() else ["fp32", "fp16"]
     return [name for name in names if scales or name != "fp16"]
 
 
