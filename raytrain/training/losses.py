@@ -124,13 +124,15 @@ class LossLog:
         tail += [self.unit or 0.0, float(self.unit is not None)]  # known on ranks that have had samples
         losses = torch.cat([step.loss for step in steps]).cpu().double() if steps else torch.empty(0).double()
         spent = list(self.clock.phases().values())  # the device has been waited for, and other ranks have not
-        own = [0.0] * (len(spent) * ranks.rank) + spent + [0.0] * (len(spent) * (ranks.world - 1 - ranks.rank))
-        sums = torch.cat([losses, torch.tensor([*tail, *own], dtype=torch.float64)]).to(ranks.device)
+        seconds = [0.0] * (len(spent) * ranks.world)  # each rank fills its own part, so that the sum has all of them
+        seconds[len(spent) * ranks.rank : len(spent) * (ranks.rank + 1)] = spent
+        sums = torch.cat([losses, torch.tensor([*tail, *seconds], dtype=torch.float64)]).to(ranks.device)
         doing.at(MEETING)
         self.strategy.all_reduce(sums)
-        *values, asked, every, units, holders = (found := sums.tolist())[: -len(own)]
+        found = sums.tolist()
+        *values, asked, every, units, holders = found[: -len(seconds)]
         doing.at("adding up losses")
-        self.seconds = phases.slowest(found[-len(own) :])
+        self.seconds = phases.slowest(found[-len(seconds) :])
         if self.unit is None and holders:
             self.unit = units / holders
         self._every, self._last = int(every), time.monotonic()
