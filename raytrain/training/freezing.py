@@ -14,7 +14,7 @@ from raytrain.optim.optimizers import backbone
 def freeze(module: nn.Module, frozen: tuple[str, ...]) -> None:
     """Let no gradient be computed for the parameters that `Experiment.freeze` matches."""
     for name, parameter in module.named_parameters():
-        if frozen and patterns.matches(name, frozen):
+        if patterns.matches(name, frozen):
             parameter.requires_grad_(False)
 
 
@@ -22,7 +22,7 @@ def train_mode(module: nn.Module, frozen: tuple[str, ...]) -> None:
     """Switch a module to training mode, but for frozen BatchNorm layers: these normalise by their running statistics,
     which stay as they are."""
     module.train()
-    for name, layer in module.named_modules() if frozen else ():
+    for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and patterns.matches(f"{name}.running_mean", frozen):
             layer.eval()
 

@@ -114,7 +114,8 @@ class CapturedStep:
         self.steps += 1
 
         def plain() -> None:
-            _ = [one.batch.arrays for one in passes]  # before autocast
+            for one in passes:
+                _ = one.batch.arrays  # makes those that wait, before `loss` enters autocast
             self.trainer.strategy.forward_backward(passes, loss, autocast)
 
         full = len(passes) == 1 and passes[0].size == self.trainer.experiment.batch_size

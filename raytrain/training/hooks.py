@@ -56,7 +56,9 @@ class Hooks:
     def after_losses(self, trainer: Trainer, rows: Sequence[Mapping[str, Any]]) -> None:
         """Call each hook, if there are rows."""
         self._begin()
-        for hook in self._all if rows else ():
+        if not rows:
+            return
+        for hook in self._all:
             hook.after_losses(trainer, rows)
 
     def after_validation(self, trainer: Trainer, row: dict[str, Any]) -> dict[str, Any]:

@@ -160,7 +160,9 @@ class Progress:
     @property
     def _spent_in_epoch(self) -> dict[str, float]:
         """Seconds of each phase in this epoch so far; none of a run of an older version."""
-        return self.epoch_phases and self.epoch_phases | {"validation": self.epoch_validating}
+        if not self.epoch_phases:
+            return {}
+        return self.epoch_phases | {"validation": self.epoch_validating}
 
     def validations(self, task: Task) -> History:
         """Return the validations so far, for the schedule."""
