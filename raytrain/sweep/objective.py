@@ -69,6 +69,12 @@ class Objective:
             value = seconds_at(rows)[-1]
         return value
 
+    def cost(self, value: float | None) -> float:
+        """Return a value to sort by: the best is the lowest, and none comes last."""
+        if value is None:
+            return math.inf
+        return -value if self.mode == "max" else value
+
     def better(self, value: float | None, than: float | None) -> bool:
         """Return whether one value is better than another; any is better than none."""
         if value is None or than is None:

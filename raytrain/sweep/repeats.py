@@ -97,9 +97,7 @@ def ranked(found: Sequence[Configuration], objectives: Sequence[Objective]) -> l
     the best in the second. Those of which a repeat is left come last: a mean of fewer values is extreme more often."""
 
     def key(one: Configuration) -> list[float]:
-        signed = zip(one.means, objectives, strict=True)
-        means = [float("inf") if m is None else -m if o.mode == "max" else m for m, o in signed]
-        return [not one.whole, *means]
+        return [not one.whole, *(goal.cost(mean) for goal, mean in zip(objectives, one.means, strict=True))]
 
     return sorted((one for one in found if one.best is not None), key=key)
 

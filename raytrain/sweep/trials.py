@@ -6,7 +6,6 @@ The state is in the trials' directories; an object of this module reads it again
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import textwrap
 import time
@@ -238,11 +237,7 @@ class Trials:
         by the end of the budget, count as far as they came. Those that break a constraint do not count."""
 
         def order(one: dict[str, Any]) -> list[float]:
-            signed = zip(one["objective"], self.objectives, strict=True)
-            return [
-                math.inf if value is None else -value if objective.mode == "max" else value
-                for value, objective in signed
-            ]
+            return [goal.cost(value) for goal, value in zip(self.objectives, one["objective"], strict=True)]
 
         through = (*record.ENDED, "interrupted")
         kept = [one for one in records if one["status"] in through and not one.get("violates")]
@@ -311,8 +306,9 @@ class Trials:
         Args:
             final: whether no trial's process is left.
         """
-        for number in sorted(self.begun) if final else ():
-            stopped.conclude(self, number)
+        if final:
+            for number in sorted(self.begun):
+                stopped.conclude(self, number)
         records, count = self.records(), self.sweep.repeats
         if count > 1:
             groups = repeats.configurations(records, self.objectives, count)
@@ -343,8 +339,9 @@ class Trials:
                     self._chosen[configuration] = values
             if not self.search.ordered:
                 self.tell(one["number"])
-        for one in sorted(records, key=lambda one: ends[one["number"] // count]) if self.search.ordered else ():
-            self.tell(one["number"])
+        if self.search.ordered:
+            for one in sorted(records, key=lambda one: ends[one["number"] // count]):
+                self.tell(one["number"])
 
     def _values(self, found: dict[str, Any]) -> dict[str, Any] | None:
         """Return a trial's values as they were proposed, from their names in its record."""
