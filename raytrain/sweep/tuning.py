@@ -128,8 +128,8 @@ def run(
             trials.leaving = True
             how = "press Ctrl-C again to stop at once" if interrupts.signal else "the budget is spent"
             observer.status(f"stopping after a step, with checkpoints; {how}")
-        for one in (one for one in records if trials.leaving and one["status"] == "running"):
-            (record.folder(trials.path, one["number"]) / "stop").touch()
+        if trials.leaving:
+            _ask_to_stop(trials, records)
         waiting.look(records)
         if interrupts.signal:
             leave_by = min(leave_by, time.monotonic() + _LEAVE_SECONDS)
@@ -150,6 +150,12 @@ def run(
 def _say(notes: list[str], observer: Logger) -> None:
     while notes:
         observer.note(notes.pop(0))
+
+
+def _ask_to_stop(trials: Trials, records: list[dict[str, Any]]) -> None:
+    for one in records:
+        if one["status"] == "running":
+            (record.folder(trials.path, one["number"]) / "stop").touch()
 
 
 class _Saving:
