@@ -49,6 +49,11 @@ def resident_room(resources: Resources) -> int:
     return int(min(resources.memory * _SHARE, store * _SHARE / _STORE_SHARE))
 
 
+def total_bytes(indices: dict[str, Index]) -> int:
+    """Return the size of the samples that training and validation read."""
+    return sum(indices[split].bytes for split in ("train", "val"))
+
+
 def mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal["resident", "streaming"]:
     """Return where images are kept.
 
@@ -57,7 +62,7 @@ def mode(data: Data, indices: dict[str, Index], resources: Resources) -> Literal
     """
     if data.whole or data.on_gpu:
         return "streaming"
-    total, room = sum(indices[split].bytes for split in ("train", "val")), resident_room(resources)
+    total, room = total_bytes(indices), resident_room(resources)
     if data.mode == "auto":
         return "resident" if total <= (min(room, _COPIED) if data.raw else room) else "streaming"
     if data.mode == "resident" and total > room:
@@ -86,7 +91,7 @@ def notes(
     data = experiment.data
     more = [*_large_groups(data), *_elsewhere(data, resources)]
     if mode == "resident":
-        total = sum(indices[split].bytes for split in ("train", "val"))
+        total = total_bytes(indices)
         return [*_shared_memory(total, resources), *_cached(data, indices["train"], total), *more]
     return [*_streamed(experiment, indices, resources, module), *more, *([] if resumed else _read_first(data, indices))]
 
@@ -125,7 +130,7 @@ def _elsewhere(data: Data, resources: Resources) -> list[str]:
 def _streamed(experiment: Experiment, indices: dict[str, Index], resources: Resources, module: nn.Module) -> list[str]:
     """Return why samples are streamed, and how fast that is."""
     data = experiment.data
-    total, room = sum(indices[split].bytes for split in ("train", "val")), resident_room(resources)
+    total, room = total_bytes(indices), resident_room(resources)
     why = "data.mode is streaming"
     if data.mode == "auto" and total > room:
         limit = "a quarter of its memory" if room == int(resources.memory * _SHARE) else "Ray's object store"

@@ -120,12 +120,11 @@ class Plan:
     @property
     def state_bytes(self) -> int:
         """Bytes of a replica's weights, their averages, gradients and optimizer state (float32)."""
-        slots = {"SGD": int(getattr(self.experiment.optimizer, "momentum", 0) > 0)}.get(
-            type(self.experiment.optimizer).__name__, 2
-        )
-        e, workers = self.experiment, self.experiment.scaling.ranks
-        averages = e.ema_decay is not None or e.swa_start_epoch is not None
-        copies = 1 + slots + averages + e.parallel.gradient_copies(workers)
+        e, slots = self.experiment, 2  # as Adam's
+        if type(e.optimizer).__name__ == "SGD":
+            slots = 1 if getattr(e.optimizer, "momentum", 0) > 0 else 0
+        averages = 0 if e.ema_decay is None and e.swa_start_epoch is None else 1
+        copies = 1 + slots + averages + e.parallel.gradient_copies(e.scaling.ranks)
         return 4 * (self.parameters[0] + copies * self.parameters[1])
 
     @property
@@ -172,7 +171,7 @@ class Plan:
     @property
     def resident_bytes(self) -> int:
         """Size of the samples that training and validation read."""
-        return sum(self.indices[split].bytes for split in ("train", "val"))
+        return data_room.total_bytes(self.indices)
 
 
 def survey(data: Data) -> tuple[dict[str, Index], dict[str, list[BadSample]]]:
