@@ -165,7 +165,9 @@ class Supervisor:
         if self.resizing or self.session.own:
             return
         workers = self.job.experiment.scaling.ranks
-        if (going := cluster_state.draining()) and (going := going & _nodes_of(self.job.run)):
+        draining = cluster_state.draining()
+        going = draining & _nodes_of(self.job.run) if draining else draining
+        if going:
             self._resize(f"{len(going)} of the run's nodes {'is' if len(going) == 1 else 'are'} draining")
         elif self.scaling.elastic and self.tail.seen:
             larger = [size for size in self.planned.sizes if size > workers]
@@ -238,7 +240,7 @@ class Supervisor:
     def _say(self, event: str, why: str) -> None:
         """Show and log an event of the worker group."""
         newest = remote.newest(self.job.run)
-        if event == "waiting" == self.said:
+        if event == self.said == "waiting":  # said once
             return
         self.said = event
         row = {"time": time.time(), "event": event, "why": why, "checkpoint": newest or None}
