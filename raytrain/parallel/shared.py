@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -101,13 +101,13 @@ class Exchange:
         if self.pairwise:
             add_up(self.trained, [_there(*rank) for rank in zip(gradients, present, strict=True)])
         elif all(other == own for other in present):
-            self._add(having, range(len(gradients)), gradients)
+            self._add(having, range(len(gradients)))
         else:  # as in a model that leaves layers out at random
             for index, parameter in enumerate(self.trained):
                 ranks = [rank for rank in range(len(gradients)) if present[rank][index]]
                 if ranks:
                     parameter.grad = torch.zeros_like(parameter)
-                    self._add([index], ranks, gradients, zeroed=True)
+                    self._add([index], ranks, zeroed=True)
         if self.rank != 0 and self.buffers_shared:
             _copy(self.buffers_shared, self.sent)
         self.counts[self.rank][_READ // 8] = self.step
@@ -130,10 +130,16 @@ class Exchange:
                 part.add_(other[: len(part)])
             self.counts[self.rank][_READ // 8] = self.step
 
-    def _add(self, having: list[int], ranks: Any, gradients: list[list[torch.Tensor]], zeroed: bool = False) -> None:
+    def _add(self, having: list[int], ranks: Iterable[int], zeroed: bool = False) -> None:
+        """Turn some parameters' gradients into the sums of what some ranks have written, in the order of the ranks.
+
+        Args:
+            having: the parameters' numbers.
+            zeroed: whether the gradients are zeros; else they are this rank's own.
+        """
         if not having:
             return
-        totals = [self._gradient(i) for i in having]
+        gradients, totals = self.gradients, [self._gradient(i) for i in having]
         rest = list(ranks)
         if not zeroed and len(gradients) == 2:  # the sum of two does not depend on their order
             rest = [1 - self.rank]
