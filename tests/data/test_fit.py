@@ -68,7 +68,8 @@ def test_a_pack_and_a_mixture_do_as_their_source(folder: str, tmp_path: Path, co
     if codec == "original":
         cut = ImageFolder(folder, size=12, cache="off")
         assert np.array_equal(pixels(replace(there, fit="cut")), pixels(cut))
-    mixed = Mixed(sources=(data, data), crop=12, mean=data.normalisation(3)[0], std=data.normalisation(3)[1])
+    data = replace(data, crop=12, mean=(0.5,), std=(0.5,))
+    mixed = Mixed(sources=(data, data), crop=12, mean=(0.5,), std=(0.5,))
     assert mixed.squashed
 
 
