@@ -150,18 +150,20 @@ class TorchData(Wrapped, Data):
         elif isinstance(sample, tuple | list) and len(sample) == 2:
             named, label = {"image": sample[0]}, sample[1]
         elif isinstance(sample, tuple | list) and len(sample) != 1:
-            raise self._wrong(f"a sample has {len(sample)} values without names", _DICT)
+            raise self._wrong(f"sample {row} has {len(sample)} values without names", _DICT)
         else:
             named = {"image": sample[0] if isinstance(sample, tuple | list) else sample}
         number = None if label is None else _array(label)
         if label is not None and (number is None or number.ndim or number.dtype.kind not in "iu"):
-            raise self._wrong(f"a label must be a whole number, got {_kind(label)}", _instead(label, number))
+            raise self._wrong(
+                f"the label of sample {row} must be a whole number, got {_kind(label)}", _instead(label, number)
+            )
         arrays = {}
         for name, value in named.items():
             array = _array(value)
             if array is None:
                 how = "return numbers, PIL images in mode L or RGB, or tensors and arrays of float32 or other numbers"
-                raise self._wrong(f"{name!r} of a sample is {_kind(value)}", how)
+                raise self._wrong(f"{name!r} of sample {row} is {_kind(value)}", how)
             arrays[name] = array
         return _flat_masks(arrays), None if number is None else int(number)
 
@@ -203,7 +205,7 @@ class TorchData(Wrapped, Data):
             for key, array in once.items():
                 if key not in again or not np.array_equal(array, again[key], equal_nan=array.dtype.kind == "f"):
                     how = "leave random transforms out: data.augment has crops, flips and policies, new in each epoch"
-                    raise self._wrong(f"{key!r} of a sample changes each time it is read", how)
+                    raise self._wrong(f"{key!r} of sample {row} changes each time it is read", how)
 
     def _labels(self, split: str) -> np.ndarray:
         """Return the label of each sample, int64 [n]: from an attribute of the dataset if it has one, or by reading."""
@@ -216,8 +218,10 @@ class TorchData(Wrapped, Data):
                 continue
             if found.shape == (count,) and found.dtype.kind in "iu":
                 return found.astype(np.int64)
-        with calling(f"{target_of(type(self)).__name__}.__getitem__"):
-            labels = [self._sample(split, row)[1] for row in range(count)]
+        labels = []
+        for row in range(count):
+            with calling(f"{target_of(type(self)).__name__}[{row}]"):
+                labels.append(self._sample(split, row)[1])
         if None in labels:
             raise self._wrong(f"sample {labels.index(None)} has no label, and the first one has", "label all samples")
         return np.array(labels, np.int64)

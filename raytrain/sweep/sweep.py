@@ -56,7 +56,8 @@ class Sweep:
     trials: int | None = None
     """How many; None tries every combination of `Grid` axes once. With `repeats`, how many configurations."""
     budget_seconds: float | None = None
-    """Seconds after which the sweep ends, with checkpoints of the trials under way."""
+    """Seconds after which the sweep ends, with checkpoints of the trials under way, from the first trial on that this
+    command trains."""
     concurrent: int | None = None
     """Trials at once; None takes as many as have room: a CPU for each thread of the widest trial's workers, or their
     GPUs, also on nodes that join. None takes one where a time, a speed or memory is an objective or has a limit: trials

@@ -169,6 +169,11 @@ class Segmentation(Supervised):
             what = f"crops and flips would move the images without their masks, as the field is of kind {found.kind!r}"
             raise errors.UserError(what, f"in field {self.mask!r}", 'declare it with kind="mask"')
 
+        values = getattr(index, "values", ())  # of a MaskIndex: the number of each class in the masks
+        if self.classes and values and len(values) != len(self.classes):
+            what = f"data.mask_values has {len(values)} numbers for the {len(self.classes)} classes of task.classes"
+            raise errors.UserError(what, "in data.mask_values", "give one for each class, in their order")
+
     def check_model(self, output: tuple[int, ...], classes: int, where: str) -> None:
         """Check that the output is [1, classes, height, width], and the weights and metrics against its classes."""
         if len(output) != 4:

@@ -242,7 +242,10 @@ def only_target(index: Index, name: str, task: str) -> str:
     targets = [one for one in others if one != "inputs"]
     if not name and len(targets) != 1:
         what = f"{task} needs the name of its target field, and the data has " + (", ".join(others) or "none")
-        how = f'write {task}(target="{targets[0]}")' if targets else "add a Field to the fields of Index"
+        how = (
+            'let a dataset return a dict such as {"image": image, "price": 3.5}, or add a Field to the fields of Index'
+        )
+        how = f'write {task}(target="{targets[0]}")' if targets else how
         raise errors.UserError(what, "in task", how)
     return name or targets[0]
 

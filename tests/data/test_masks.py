@@ -113,6 +113,9 @@ def test_the_numbers_of_masks_become_classes(table: Path) -> None:
     assert np.array_equal(after, expected[before])
     assert indices[0].fingerprint() != indices[1].fingerprint()
     assert "masks have the numbers 0, 1, 2, 3, 4, of which 1, 3 do not count" in chosen.size_notes(indices[1])
+    Segmentation(classes=("a", "b", "c")).check_data(indices[1])
+    with pytest.raises(UserError, match=r"data\.mask_values has 3 numbers for the 2 classes of task\.classes"):
+        Segmentation(classes=("a", "b")).check_data(indices[1])
     deep = content(Image.fromarray(np.array([[0, 300], [1000, 7]], np.uint16)))
     (table.parent / "masks" / "2.png").write_bytes(deep)
     Image.new("RGB", (2, 2)).save(table.parent / "images" / "2.png")

@@ -135,18 +135,21 @@ def test_floats_are_no_images_to_change() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (TorchData(Whole, form="random"), "'image' of a sample changes each time it is read, in Whole"),
-        (TorchData(Whole, form="three"), "a sample has 3 values without names, in Whole .*; return a dict of named"),
+        (TorchData(Whole, form="random"), "'image' of sample . changes each time it is read, in Whole"),
+        (TorchData(Whole, form="three"), "sample 0 has 3 values without names, in Whole .*; return a dict of named"),
         (
             TorchData(Whole, form="empty"),
             "a sample has no array besides its label, in Whole .*; return a dict of named",
         ),
-        (TorchData(Whole, form="text"), "'name' of a sample is str"),
-        (TorchData(Whole, form="palette"), "'image' of a sample is PIL.Image in mode P"),
+        (TorchData(Whole, form="text"), "'name' of sample 0 is str"),
+        (TorchData(Whole, form="palette"), "'image' of sample 0 is PIL.Image in mode P"),
         (TorchData(Whole, form="last"), r"'image' is uint8 \[8, 8, 3\], with its channels last"),
         (TorchData(Whole, form="regression"), r"got float, .*; return int\(label\), or for a regression"),
         (TorchData(Whole, form="one-hot"), r"got torch.Tensor of bool \[10\], .*; return int\(label.argmax"),
-        (TorchData(Whole, form="a name"), "a label must be .*, got str, .*; return the number of its class"),
+        (
+            TorchData(Whole, form="a name"),
+            "the label of sample 0 must be .*, got str, .*; return the number of its class",
+        ),
         (TorchData(Whole, form="target"), "a field cannot be called 'target', .*; call a sample's class `label`"),
         (TorchData(from_one, classes=10), "labels are 1 to 10, and the 10 classes have the numbers 0 to 9, in from"),
         (TorchData(Whole, form="sizes"), r"sample . has uint8 \[1, 8, 9\] as 'image', and the first uint8 \[1, 8, 8"),
@@ -158,12 +161,12 @@ def test_floats_are_no_images_to_change() -> None:
         (TorchData(LongStream), "LongStream must have a length and samples by number"),
         (
             TorchData(Whole, form="complex"),
-            r"'image' of a sample is numpy.ndarray of complex128 \[1, 8, 8\]",
+            r"'image' of sample 0 is numpy.ndarray of complex128 \[1, 8, 8\]",
         ),
-        (TorchData(Whole, form="half"), r"'image' of a sample is torch.Tensor of bfloat16 \[1, 8, 8\], .* float32"),
+        (TorchData(Whole, form="half"), r"'image' of sample 0 is torch.Tensor of bfloat16 \[1, 8, 8\], .* float32"),
         (
             TorchData(Whole, form="a list"),
-            r"a label must be .* of int64 \[1\], .*; return label.item",
+            r"the label of sample 0 must be .* of int64 \[1\], .*; return label.item",
         ),
     ],
     ids=str,

@@ -41,7 +41,7 @@ RAWS = [photo(number, "L" if number % 7 == 6 else "RGB") for number in range(60)
 def decoded(raws: list[bytes], channels: int, size: int = 96) -> tuple[np.ndarray, int]:
     """The squares of images, and how many of these the CPU was left."""
     images = np.zeros((len(raws), channels, size, size), np.uint8)
-    left = list(Decoder(GPU).fill(images, enumerate(raws), None, "bilinear"))
+    left = list(Decoder(GPU).fill(images, enumerate(raws), None, "bilinear", squashed=False))
     for row, raw in left:
         images[row] = decode.square(raw, size, channels)
     return images, len(left)
@@ -69,7 +69,9 @@ def test_bits_do_not_depend_on_the_images_that_are_decoded_together() -> None:
 def test_a_damaged_image_leaves_the_others_as_they_are() -> None:
     damaged = RAWS[3][:200] + RAWS[3][-40:]
     images = np.zeros((20, 3, 96, 96), np.uint8)
-    left = list(Decoder(GPU).fill(images, enumerate([*RAWS[:3], damaged, *RAWS[4:20]]), None, "bilinear"))
+    left = list(
+        Decoder(GPU).fill(images, enumerate([*RAWS[:3], damaged, *RAWS[4:20]]), None, "bilinear", squashed=False)
+    )
     assert [row for row, _ in left] in ([3], [])
     whole, _ = decoded(RAWS[:20], 3)
     assert np.array_equal(np.delete(images, 3, 0), np.delete(whole, 3, 0))

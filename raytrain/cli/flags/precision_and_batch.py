@@ -85,7 +85,7 @@ def parse_on(
             repeats: Trials of each configuration, with seeds of their own.
             confidence: Confidence of intervals, and of statements that configurations differ.
             constraints: Limits to figures of what is recommended, as "peak_memory_bytes <= 8 GiB".
-            budget_seconds: Seconds after which the sweep ends.
+            budget_seconds: Seconds after which the sweep ends, from the first trial on that this command trains.
             memory_gib: Memory that a trial may take.
             timeout_seconds: Seconds without a finished step after which a trial is stuck.
         """

@@ -121,7 +121,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             search: What to try next.
             scheduler: Which trials end early, or change on the way.
             trials: How many; None tries every combination of Grid axes once. With repeats: how many configurations.
-            budget_seconds: Seconds after which the sweep ends.
+            budget_seconds: Seconds after which the sweep ends, from the first trial on that this command trains.
             concurrent: Trials at once; None takes as many as fit.
             memory_gib: Memory that a trial may take.
             timeout_seconds: Seconds without a finished step after which a trial is stuck.

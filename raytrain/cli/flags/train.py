@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +57,12 @@ def train(arguments: list[str]) -> tuple[Experiment, Options, Path | None] | Non
             "Trains the experiment of a Python file, or of a run's experiment.json. "
             "`raytrain train EXPERIMENT --help` lists that experiment's fields.",
         )
+    file = Path(path, "experiment.json")
+    if os.path.isfile(file):
+        how = (
+            f"{errors.command('resume', arguments[0])} goes on with it, and {errors.command('train', file)} begins anew"
+        )
+        raise errors.UserError("this is a run, and no experiment file", arguments[0], how)
     return parse_training(arguments, "train", Options())
 
 
