@@ -14,8 +14,10 @@ from raytrain.driver.credentials import token_file
 from raytrain.driver.ray_internals import project_files
 from raytrain.files import is_url
 
-_LIMIT = 256 * 2**20
-"""Ray refuses more than 512 MiB and warns from half of that: the head keeps the package in its memory."""
+_LIMIT = 100 * 2**20
+"""The dashboard takes no larger request (`ray_constants.DASHBOARD_CLIENT_MAX_SIZE`); images and weights do not shrink
+in the .zip file that Ray sends."""
+SEND_LESS = "keep data and weights on storage that all nodes share, or name them in a .rayignore"
 _MOST_FILES = 20_000
 _WALK_SECONDS = 8.0
 """If listing the files takes longer, the project has too many."""
@@ -135,5 +137,5 @@ def _project_too_large(folder: Path, size: int, limit: int, largest: Sequence[tu
         f"the project has {size / 2**20:,.0f} MiB or more and {limit / 2**20:,.0f} MiB may be sent; "
         f"the largest files are {files}",
         folder,
-        "keep data and weights on storage that all nodes share, or name them in a .rayignore",
+        SEND_LESS,
     )

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from raytrain import errors
 from raytrain.jobs.dashboard import Dashboard
 from raytrain.jobs.job import reason, refused
-from raytrain.jobs.project import Project
+from raytrain.jobs.project import SEND_LESS, Project
 
 _STOP_SECONDS = 300
 """After `stop`, a run has this long to finish its step and write a checkpoint; Ray's default is 3 s."""
 _NO_AGENT = "No available agent"
 """Ray's message, after 10 s, if the head's dashboard agent could not open its port (52365 by default)."""
+_TOO_LARGE = "Request failed with status code 413"
 # A job's shell does not know which Python runs Ray: find it from the process that started the shell.
 _ENTRYPOINT = (
     "python=$(sed -n 's|^.* \\(/.*\\)/lib/python3[^/]*/[^/]*/ray/_raylet.so$|\\1/bin/python|p' /proc/$PPID/maps "
@@ -61,4 +62,8 @@ def submit(dashboard: Dashboard, sent: Project, name: str, command: str, flags: 
                 "wait if Ray has just started; otherwise another program has the agent's port: start the head with "
                 "`--dashboard-agent-listen-port PORT` (`raytrain doctor --address auto` there says whether that is so)",
             ) from None
+        if _TOO_LARGE in str(error):
+            size = f"{sent.size / 2**20:,.1f} MiB"
+            what = f"the cluster, or a proxy before it, takes no project of {size} (HTTP status 413)"
+            raise errors.UserError(what, dashboard.url, SEND_LESS) from None
         raise refused(dashboard.url, reason(error)) from None

@@ -38,6 +38,7 @@ class Head(ThreadingHTTPServer):
         job: the one job that it has.
         log: what that has printed in all.
         streams: for each connection to the log, what to do with a function that sends text; the last one for all more.
+        most: the bytes of the largest package that it takes; None for all.
         refuses: what it says instead of taking a job.
         stops: whether the job ends when it is asked to stop.
         asked: method, path, Authorization header and body of each request.
@@ -49,6 +50,7 @@ class Head(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.version, self.job, self.log = HERE, dict(JOB), BEGINS
         self.token: str | None = None
+        self.most: int | None = None
         self.streams: list[Callable[[Callable[[str], None]], None]] = [lambda send: None]
         self.asked: list[tuple[str, str, str | None, bytes]] = []
         self.away, self.stops, self.refuses = 0, True, ""
@@ -92,6 +94,8 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/api/version":
             return self.answer(200, {"version": "4", "ray_version": head.version, "ray_commit": "", "session_name": ""})
         if path.startswith("/api/packages/"):
+            if self.command == "PUT" and head.most is not None and len(body) > head.most:
+                return self.answer(413, f"Maximum request body size {head.most} exceeded.")
             return self.answer(200 if self.command == "PUT" else 404, "")
         if path == "/api/jobs/":
             if body and head.refuses:

@@ -22,6 +22,7 @@ import pytest
 from helpers.commands import DIGITS, REPOSITORY, fails
 from helpers.head import BEGINS, Cut, Head, serving
 from helpers.projects import COPIED, PROJECT, write
+from ray._private import ray_constants
 
 from raytrain import cli, errors
 from raytrain.jobs import dashboard, follow, job, project
@@ -324,6 +325,19 @@ def test_too_large_project_names_its_largest_files(
     assert cli.run([*arguments, "--no_wait"]) == 0 and capsys.readouterr().out
     monkeypatch.setattr(project, "_MOST_FILES", 3)
     assert "the project has too many files, 4 or more" in fails(capsys, *arguments)
+
+
+def test_a_project_may_have_as_much_as_rays_dashboard_takes() -> None:
+    assert project._LIMIT == ray_constants.DASHBOARD_CLIENT_MAX_SIZE == 100 * 2**20
+
+
+def test_a_proxy_that_takes_less_is_said_with_what_to_do(
+    head: Head, working: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head.most = 200
+    said = fails(capsys, "submit", "mine/digits.py", "--out", "/x", "--address", head.url)
+    assert f"takes no project of 0.5 MiB (HTTP status 413), {head.url}; keep data and weights" in said
+    assert said.endswith("name them in a .rayignore")
 
 
 def test_rays_client_sends_no_token_unasked(head: Head, working: Path) -> None:
