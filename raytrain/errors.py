@@ -16,6 +16,9 @@ from pathlib import Path
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~])")
 """Terminal escape sequences (ECMA-48): CSI, as for colours; OSC, as for window titles; and the short ones."""
 
+_JOBS_FOLDER = "/_ray_pkg_"
+"""In the path of a job's working directory: how Ray names the package that was sent."""
+
 
 class UserError(Exception):
     """A mistake that the user can fix.
@@ -115,9 +118,13 @@ def out_of_range(field: str, value: object, allowed: str, where: object) -> User
 
 
 def no_such_file(path: Path | str, what: str, meant: Iterable[object] = ()) -> UserError:
-    return UserError(
-        f"no such {what}", path, did_you_mean(meant).rstrip() or "check the spelling, or give an absolute path"
-    )
+    how = did_you_mean(meant).rstrip() or "check the spelling, or give an absolute path"
+    if _JOBS_FOLDER in os.path.abspath(path):
+        how = (
+            "a job has only the files that were sent with its project: "
+            "name it by an absolute path that all nodes have, or by a URL"
+        )
+    return UserError(f"no such {what}", path, how)
 
 
 def no_root(source: str) -> UserError:

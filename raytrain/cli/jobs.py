@@ -18,11 +18,11 @@ from raytrain.jobs.submit import submit as send
 from raytrain.report import jobs as report
 
 
-def submit(path: str, command: str, options: Submit, arguments: list[str]) -> int:
+def submit(path: str, command: str, root: str, options: Submit, arguments: list[str]) -> int:
     """Send an experiment or a sweep to a cluster, and follow the job unless --no_wait is given."""
     check_storage(options.out)
     head = reach(options.address)
-    sent = project(Path(path), options.out)
+    sent = project(Path(path), options.out, root)
     flags = without(arguments, "--address", "--wait", "--no_wait")
     name = send(head, sent, options.name or Path(path).stem, command, flags, options.out)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,13 +65,16 @@ def check_storage(out: str) -> None:
         )
 
 
-def project(path: Path, out: str) -> Project:
+def project(path: Path, out: str, root: str = "") -> Project:
     """Return the project of an experiment file.
 
     It is the working directory if the file is below it and it is not a home directory, or else the file's folder.
 
+    Args:
+        root: where the experiment's data are, if they must be there.
+
     Raises:
-        UserError: the project is too large, or does not send the file.
+        UserError: the project is too large, or does not send the file, or data that are at a relative path.
     """
     file, here, home = path.resolve(), Path.cwd().resolve(), Path.home().resolve()
     inside = here in file.parents and here / "runs" not in file.parents and here not in (home, *home.parents)
@@ -87,7 +91,22 @@ def project(path: Path, out: str) -> Project:
             path,
             f"correct {folder}/.gitignore or .rayignore, or put it elsewhere",
         )
+    if _left_behind(folder, root, sizes):
+        raise errors.UserError(
+            f"data.root = {root!r} is relative to the project, and these data would not be sent with it",
+            folder / root,
+            "give a path that all nodes have (--data.root /shared/data), or a URL; "
+            "small data may be in the project, if no .gitignore or .rayignore names them",
+        )
     return Project(folder, name, tuple(excludes), len(sizes), sum(sizes.values()))
+
+
+def _left_behind(folder: Path, root: str, sent: Iterable[str]) -> bool:
+    """Return whether data are at a path below the folder, or relative to it, none of whose files is sent."""
+    if not root or is_url(root) or Path(root).expanduser().is_absolute() or not (folder / root).exists():
+        return False
+    place = Path(os.path.normpath(root))
+    return not any(place in (path := Path(name), *path.parents) for name in sent)
 
 
 def _sizes(folder: Path, excludes: Sequence[str]) -> dict[str, int]:

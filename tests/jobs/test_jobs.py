@@ -340,6 +340,45 @@ def test_a_proxy_that_takes_less_is_said_with_what_to_do(
     assert said.endswith("name them in a .rayignore")
 
 
+@pytest.mark.parametrize("file", ["mine/folder.py", "swept.py"])
+def test_data_that_stay_behind_are_an_error_before_anything_is_sent(
+    head: Head, working: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    experiment = 'Experiment(MLP(), ImageFolder("plates"))'
+    swept = f"Sweep({experiment}, axes=(Grid('optimizer.lr', (0.1, 0.2)),))"
+    value = f"sweep = {swept}" if file == "swept.py" else f"experiment = {experiment}"
+    (working / file).write_text(f"from raytrain import *\nfrom raytrain import Grid, Sweep\n{value}\n")
+    arguments = ("submit", file, "--out", "/x", "--no_wait", "--address", head.url)
+    assert cli.run([*arguments]) == 0  # they are not here either: perhaps the job makes them
+    (working / "plates" / "a").mkdir(parents=True)
+    (working / "plates" / "a" / "1.png").write_text("")
+    assert cli.run([*arguments]) == 0 and capsys.readouterr().out
+    (working / ".rayignore").write_text("plates\n")
+    sent = len(head.requests("PUT"))
+    said = fails(capsys, *arguments)
+    assert (
+        f"data.root = 'plates' is relative to the project, and these data would not be sent with it, {working}" in said
+    )
+    assert "give a path that all nodes have (--data.root /shared/data)" in said
+    assert "'../work/plates' is relative" in fails(capsys, *arguments, "--data.root", "../work/plates")
+    assert len(head.requests("PUT")) == sent
+    assert cli.run([*arguments, "--data.root", str(working / "plates")]) == 0
+
+
+def test_downloaded_data_may_stay_behind(head: Head, working: Path) -> None:
+    (working / "mnist.py").write_text("from raytrain import *\nexperiment = Experiment(MLP(), MNIST('data'))\n")
+    (working / "data").mkdir()
+    assert cli.run(["submit", "mnist.py", "--data.download", "--out", "/x", "--no_wait", "--address", head.url]) == 0
+
+
+def test_a_job_that_misses_a_file_is_told_what_is_sent(tmp_path: Path) -> None:
+    folder = tmp_path / "working_dir_files" / "_ray_pkg_0123"
+    said = str(errors.no_such_file(folder / "plates", "folder", ["plate"]))
+    assert said.startswith(f"no such folder, {folder}/plates; a job has only the files that were sent with its project")
+    assert "by an absolute path that all nodes have" in said
+    assert str(errors.no_such_file(tmp_path / "x", "folder")).endswith("check the spelling, or give an absolute path")
+
+
 def test_rays_client_sends_no_token_unasked(head: Head, working: Path) -> None:
     """In a process of its own, since Ray reads RAY_AUTH_MODE once."""
     command = [sys.executable, "-m", "raytrain.cli", "submit", "mine/digits.py", "--out", "/x", "--address", head.url]

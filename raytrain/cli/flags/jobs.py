@@ -15,7 +15,7 @@ from raytrain.cli.flags.precision_and_batch import FLAG, parse_on
 from raytrain.cli.flags.sweep import parse_sweep
 from raytrain.cli.flags.train import parse_training
 from raytrain.driver.options import Options
-from raytrain.sweep.sweep import is_sweep
+from raytrain.sweep.sweep import Sweep, is_sweep
 
 _ID = "The job's id, which `submit` prints."
 _JOB = tyro.conf.arg(metavar="JOB", help=_ID)
@@ -34,8 +34,9 @@ class Submit(Options):
     """Follow the job to its end; --no_wait prints its id and returns."""
 
 
-def submit(arguments: list[str]) -> tuple[str, str, Submit, list[str]] | None:
-    """Return the file to send, the command that the job runs (train or sweep), the options, and all flags."""
+def submit(arguments: list[str]) -> tuple[str, str, str, Submit, list[str]] | None:
+    """Return the file to send, the command that the job runs (train or sweep), where its data must be, the options, and
+    all flags."""
     finds = FLAG in arguments  # the best precision and batch size
     arguments = [argument for argument in arguments if argument != FLAG]
     usage, path = "raytrain submit EXPERIMENT", first_argument(arguments)
@@ -55,14 +56,16 @@ def submit(arguments: list[str]) -> tuple[str, str, Submit, list[str]] | None:
         )
     command = "sweep" if finds or is_sweep(path) else "train"
     if finds:  # which precisions there are, the job asks the cluster
-        _, options, _ = parse_on(arguments, "submit", Submit(), lambda _: False)
+        value, options, _ = parse_on(arguments, "submit", Submit(), lambda _: False)
     else:
-        _, options, _ = (parse_sweep if command == "sweep" else parse_training)(arguments, "submit", Submit())
+        value, options, _ = (parse_sweep if command == "sweep" else parse_training)(arguments, "submit", Submit())
     if options.json:
         raise errors.UserError(
             "--json is not for a job, whose log holds all that it prints", "", "read summary.json in the run's folder"
         )
-    return path, command, options, [*([FLAG] if finds else []), *arguments[1:]]
+    data = (value.experiment if isinstance(value, Sweep) else value).data
+    root = "" if getattr(data, "download", False) else str(getattr(data, "root", ""))
+    return path, command, root, options, [*([FLAG] if finds else []), *arguments[1:]]
 
 
 def status(arguments: list[str]) -> tuple[str, str | None, bool]:
