@@ -23,13 +23,17 @@ from raytrain.tools import export as exporting
 from raytrain.tools.output import write_file
 
 
-def lr(path: Path, value: Experiment, rising: Rising, file: Path | None, following: list[str]) -> None:
+def lr(path: Path, value: Experiment, rising: Rising, file: Path | None, as_json: bool, following: list[str]) -> None:
     """Find a learning rate, and print the command that trains with it."""
-    with watched(lr_report.Bar(rising.steps)) as observer:
+    with aside_where(as_json), watched(Logger() if as_json else lr_report.Bar(rising.steps)) as observer:
         curve = lr_range.find(value, rising, observer)
     if file:
         lr_report.write(curve, path, file)
-    lr_report.show(curve, file, following, value.lr / value.optimizer.lr)
+    scale = value.lr / value.optimizer.lr
+    if as_json:
+        print(lr_report.to_json(curve, file, following, scale))
+    else:
+        lr_report.show(curve, file, following, scale)
 
 
 def batch(

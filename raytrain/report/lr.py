@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +100,32 @@ def show(curve: Curve, file: Path | None, command: Sequence[str], scale: float =
         rows.insert(1, (f"before lr_scaling by {scale:.4g}", f"{steepest / scale:.2g}"))
     show_facts(console, end, rows)
     show_line(console, "", kept)
-    show_next(console, [[*command, "--optimizer.lr", f"{steepest / scale:.2g}"]])
+    show_next(console, [_next(steepest, command, scale)])
+
+
+def to_json(curve: Curve, file: Path | None, command: Sequence[str], scale: float = 1.0) -> str:
+    """Return what `show` prints, as one JSON object; the suggestion is null where the loss never fell."""
+    lowest, steepest = curve.lowest, curve.steepest
+    return json.dumps(
+        {
+            "suggested_lr": None if steepest is None else steepest / scale,
+            "steepest_descent": steepest,
+            "tenth_of_lowest": curve.tenth,
+            "lowest_loss": None if lowest is None else float(curve.smoothed[lowest]),
+            "lowest_loss_lr": None if lowest is None else float(curve.lr[lowest]),
+            "lr_scale": scale,
+            "first_lr": float(curve.lr[0]),
+            "last_lr": float(curve.lr[-1]),
+            "steps": len(curve.lr),
+            "plot": file and str(file),
+            "curve": file and str(file.with_suffix(".csv")),
+            "next": None if steepest is None else shlex.join(_next(steepest, command, scale)),
+        }
+    )
+
+
+def _next(steepest: float, command: Sequence[str], scale: float) -> list[str]:
+    return [*command, "--optimizer.lr", f"{steepest / scale:.2g}"]
 
 
 def _draw(axes: Axes, curve: Curve, tested: Path) -> None:

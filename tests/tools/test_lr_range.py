@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import signal
@@ -143,6 +144,29 @@ def test_the_command_suggests_plots_and_leaves_a_run_as_it_is(finished: Run, cap
     assert said.endswith(f"next:  raytrain train {finished.path} --seed 3 --optimizer.lr {found.steepest:.2g}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.png"]
     assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
+
+
+def test_json_has_the_suggestion_and_what_it_rests_on(finished: Run, capsys: Capture, tmp_path: Path) -> None:
+    out, flags = tmp_path / "found.png", ("--steps", "60", "--low", "1e-5", "--lr_scaling", "linear")
+    said = succeeds(capsys, "lr", finished.path, *flags, "--lr_batch_size=16", "--out", out, "--json")
+    found = json.loads(said)
+    rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
+    curve = Curve(*(np.array([float(row[name]) for row in rows]) for name in ("lr", "loss", "smoothed")))
+    lowest = curve.lowest
+    assert lowest is not None and curve.steepest is not None and found["lr_scale"] > 1
+    assert (found["steepest_descent"], found["tenth_of_lowest"]) == (curve.steepest, curve.tenth)
+    assert found["suggested_lr"] == found["steepest_descent"] / found["lr_scale"]
+    assert (found["lowest_loss"], found["lowest_loss_lr"]) == (curve.smoothed[lowest], curve.lr[lowest])
+    assert (found["first_lr"], found["last_lr"], found["steps"]) == (curve.lr[0], curve.lr[-1], len(rows))
+    assert (found["plot"], found["curve"]) == (str(out), str(tmp_path / "found.csv"))
+    train = f"raytrain train {finished.path} --lr_scaling linear --lr_batch_size=16 --optimizer.lr"
+    assert found["next"] == f"{train} {found['suggested_lr']:.2g}"
+
+
+def test_json_of_a_range_in_which_nothing_is_learnt_suggests_null(capsys: Capture) -> None:
+    found = json.loads(succeeds(capsys, "lr", DIGITS, "--low", "1e-12", "--high", "1e-10", "--steps", "12", "--json"))
+    suggestion = ("suggested_lr", "steepest_descent", "tenth_of_lowest", "lowest_loss", "lowest_loss_lr", "next")
+    assert {found[name] for name in (*suggestion, "plot", "curve")} == {None} and found["steps"] == 12
 
 
 def test_plot_is_kept_in_the_run(copied: Run, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

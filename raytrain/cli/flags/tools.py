@@ -27,9 +27,9 @@ class OtherData:
     """Other data of the same classes, in the layout of the run's data."""
 
 
-def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, list[str]] | None:
-    """Return the path given, its experiment, the range of learning rates, the plot's file, and the command that trains
-    with these flags."""
+def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, bool, list[str]] | None:
+    """Return the path given, its experiment, the range of learning rates, the plot's file, whether JSON is wanted, and
+    the command that trains with these flags."""
     usage, path = "raytrain lr EXPERIMENT", first_argument(arguments)
     if path is None:
         return show_usage(
@@ -43,7 +43,8 @@ def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, lis
         )
     url, path = path, _mirrored(path)
     value, source = load(path)
-    _, given = take(arguments[1:], "--steps", "--low", "--high", "--out", "--optimizer.lr")
+    given = without(arguments[1:], "--json", "--no_json")
+    _, given = take(given, "--steps", "--low", "--high", "--out", "--optimizer.lr")
     value, arguments = take_strategy(value, arguments)
 
     # The test's own steps have the flag --steps, and not those of the run.
@@ -55,24 +56,26 @@ def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, lis
         low: float = default.low,
         high: float = default.high,
         out: str | None = None,
-    ) -> tuple[Experiment, Rising, str | None]:
+        json: bool = False,
+    ) -> tuple[Experiment, Rising, str | None, bool]:
         """Find a learning rate.
 
         Args:
             low: Learning rate of the first step.
             high: Learning rate of the last step.
             out: The plot's file: .png, .svg or .pdf. The losses go to a .csv file beside it. A run's default is lr.png.
+            json: Print one JSON object.
         """
         rising = Rising(default.steps if experiment.steps is None else experiment.steps, low, high)
-        return replace(experiment, steps=whole), rising, out
+        return replace(experiment, steps=whole), rising, out, json
 
-    value, rising, out = parse(command, arguments[1:], f"raytrain lr {path}", describe(source))
+    value, rising, out, as_json = parse(command, arguments[1:], f"raytrain lr {path}", describe(source))
     default_file = Path(f"{Path(path).name}-lr.png") if is_url(url) else Path(path, "lr.png")
     file = Path(out) if out else default_file if Path(path).is_dir() else None
     if file:
         check_output(file, PLOTS)
         check_output(file.with_suffix(".csv"), (".csv",))
-    return Path(path), value, rising, file, ["raytrain", "train", path, *given]
+    return Path(path), value, rising, file, as_json, ["raytrain", "train", path, *given]
 
 
 def _mirrored(path: str) -> str:
