@@ -76,6 +76,23 @@ def test_a_flag_like_none_suggests_none(capsys: Capture, flag: str) -> None:
         (["train", DIGITS, "--epochs="], "error: --epochs must be a whole number, got ''; see"),
         (["train", DIGITS, "--optimizer.lr", "fast"], "error: --optimizer.lr must be a number, got 'fast'; see"),
         (["train", DIGITS, "--data.crop", "3.2"], "error: --data.crop must be None or a whole number, got '3.2'; see"),
+        (
+            ["train", DIGITS, "--unfreeze", "0"],
+            "--unfreeze takes pairs of a whole number and a text, got 0 (epoch",
+        ),
+        (
+            ["train", DIGITS, "--unfreeze", "x", "a", "b", "c", "d", "e"],
+            "and a text, got x, a, b, c and 2 more (epochs",
+        ),
+        (
+            ["train", DIGITS, "--optimizer.lr_factors", "a"],
+            "takes pairs of a text and a number, got a (patterns of nam",
+        ),
+        (["sweep", SWEEP, "--optimizer.lr_factors", "a"], "takes pairs of a text and a number, got a (patterns"),
+        (
+            ["train", DIGITS, "--model.channels", "x"],
+            "--model.channels takes values that are a whole number each, got x",
+        ),
         (["export", "run"], "error: FILE must be given; see"),
         (["train", ""], "EXPERIMENT must come first"),
     ],

@@ -15,12 +15,22 @@ def join_lines(kind: type) -> None:
 
     tyro takes help from a field's metadata first. From the source, it keeps the breaks of indented lines.
     """
-    docs: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        docs |= _docstrings(base) if dataclasses.is_dataclass(base) else {}
+    docs = _all_docstrings(kind)
     for field in dataclasses.fields(kind):
         if field.name in docs:
             field.metadata = MappingProxyType({"help": docs[field.name], **field.metadata})
+
+
+def first_sentence(kind: type, name: str) -> str:
+    """Return the first sentence of the docstring of a dataclass's field, without its full stop, or ""."""
+    return re.split(r"\.(?:\s|$)", _all_docstrings(kind).get(name, ""))[0]
+
+
+def _all_docstrings(kind: type) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        docs |= _docstrings(base) if dataclasses.is_dataclass(base) else {}
+    return docs
 
 
 def _docstrings(kind: type) -> dict[str, str]:

@@ -13,13 +13,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import tyro
 
 from raytrain import errors
 from raytrain.cli.flags.arguments import take, wrapped
-from raytrain.cli.flags.field_help import join_lines
+from raytrain.cli.flags.field_help import first_sentence, join_lines
 from raytrain.driver.options import Options
 from raytrain.experiment import Experiment, with_strategy
 from raytrain.parallel import STRATEGIES, Parallel
@@ -36,7 +36,7 @@ STRATEGY_HELP = (
 _PROSE = re.compile(r"[^\x1b│╭╰|+ ]")
 
 
-_KINDS = {"INT": "a whole number", "FLOAT": "a number"}
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "STR": "a text"}
 """What is wanted where tyro's errors name a type, in words."""
 
 
@@ -77,7 +77,8 @@ def parse(command: Callable, arguments: list[str], usage: str, description: str 
     except SystemExit as leaving:
         if leaving.code in (0, None):
             raise
-        raise errors.bad_flag(_plain(said.getvalue()), usage) from None
+        plain = _plain(said.getvalue())
+        raise errors.bad_flag(_several(plain, command) or plain, usage) from None
     if unknown:
         raise _unknown(unknown, command, usage)
     return parsed
@@ -191,7 +192,7 @@ def _parts(command: Callable) -> dict[str, Any]:
 
     types = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
-        flat = FLAT in getattr(types.get(name), "__metadata__", ())
+        flat = FLAT in _marks(types, name)
         visit("" if flat else name, parameter.default)
     return parts
 
@@ -218,6 +219,29 @@ def _plain(text: str) -> str:
         kinds = several[2].replace("{", "").replace("}", "").replace("INT|FLOAT", "FLOAT").split("|")
         said = f"{several[1]} must be {' or '.join(_KINDS.get(kind, kind) for kind in kinds)}, got {several[3]}"
     return said
+
+
+def _several(plain: str, command: Callable) -> str | None:
+    """Return what to say of a flag whose several values do not fit its type; None for another error."""
+    failed = re.match(r"Error parsing --(\S+): Could not find valid parse for arguments: \[(.*)\]", plain)
+    if failed is None:
+        return None
+    parts, (path, name) = _parts(command), failed[1].rpartition(".")[::2]
+    types = get_type_hints(command, include_extras=True)
+    flat = [one.default for one in inspect.signature(command).parameters.values() if FLAT in _marks(types, one.name)]
+    owner = next((type(one) for one in ([parts.get(path)] if path else flat) if hasattr(one, name)), None)
+    each = get_args(get_type_hints(owner)[name])[:1] if owner else ()
+    words = [_KINDS.get(one.__name__.upper(), "a value") for one in get_args(each[0]) or each] if each else []
+    if owner is None or not words:
+        return None
+    got = errors.listed(re.findall(r"'([^']*)'", failed[2]), 4)
+    wanted = f"takes pairs of {' and '.join(words)}" if len(words) > 1 else f"takes values that are {words[0]} each"
+    about = first_sentence(owner, name)
+    return f"--{failed[1]} {wanted}, got {got}" + (f" ({about[:1].lower()}{about[1:]})" if about else "")
+
+
+def _marks(types: dict[str, Any], name: str) -> Sequence[Any]:
+    return getattr(types.get(name), "__metadata__", ())
 
 
 def describe(source: Path | None) -> str:
