@@ -37,6 +37,7 @@ from raytrain.run import copies, experiment_file
 from raytrain.run.begin import begin, check_writable, discard, stem_of
 from raytrain.run.metrics_log import read_metrics
 from raytrain.run.run import Run
+from raytrain.training.summary import goal
 from raytrain.user_code import places, sources
 
 Report = Callable[[Run, Callable[[str], None]], None]
@@ -272,6 +273,7 @@ def _summarise(path: Path, planned: Plan, status: str, error: str | None = None)
         last = rows[-1] if rows else {}
         values = {
             "status": status,
+            **goal(planned.experiment),
             "epochs": max((row["epoch"] for row in rows if row["kind"] == "epoch"), default=0),
             "steps": last.get("step", 0),
             "workers": planned.experiment.scaling.ranks,

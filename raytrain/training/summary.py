@@ -31,7 +31,7 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
     ending = "out_of_time" if trainer.timing.out_of_time else "stopped_early"
     return {
         "status": status,
-        **_goal(trainer.experiment),
+        **goal(trainer.experiment),
         **progress.summary(),
         **({ending: True} if early else {}),
         **({"stopped_because": trainer.timing.reason} if early and trainer.timing.reason else {}),
@@ -44,7 +44,7 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
     }
 
 
-def _goal(e: Experiment) -> dict[str, str]:
+def goal(e: Experiment) -> dict[str, str]:
     """Return the metric that chooses the best checkpoint, and whether its highest or its lowest value is the best."""
     return {"monitor": e.task.monitor, "direction": e.task.declared()[e.task.monitor]}
 
@@ -63,7 +63,7 @@ def of_checkpoint(
     """
     return {
         "status": "interrupted",
-        **_goal(e),
+        **goal(e),
         **Progress.from_state(state.get("progress")).summary(),
         "workers": state.get("workers"),
         "device": device,

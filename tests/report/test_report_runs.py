@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from helpers.commands import fails, finished, succeeds, without_ray
 
-from raytrain import Run
+from raytrain import MLP, Digits, Experiment, Run
+from raytrain.driver import fit, plan, resources
+from raytrain.run import experiment_file
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 
 __all__ = ["finished", "without_ray"]
@@ -83,6 +85,14 @@ def test_the_order_is_what_was_asked_for(root: Path, capsys: Capture) -> None:
         summary = json.loads((root / run / "summary.json").read_text())
         (root / run / "summary.json").write_text(json.dumps(summary | {"direction": "min"}))
     assert names("metric") == ["group/worse", "good", "none"], "the lowest is the best"
+
+
+def test_a_failed_run_has_the_direction_of_its_metric(tmp_path: Path, capsys: Capture) -> None:
+    planned = plan.make(Experiment(MLP(), Digits()), resources.local_resources, "runs/x-N")
+    experiment_file.save(planned.experiment, tmp_path / "experiment.json")
+    fit._summarise(tmp_path, planned, "failed", "the cable is loose")
+    (one,) = listed(capsys, tmp_path)
+    assert (one["status"], one["metric"], one["direction"]) == ("failed", "val_accuracy", "max")
 
 
 def test_damaged_runs_are_listed(root: Path, capsys: Capture) -> None:
