@@ -52,7 +52,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
         *_ignored(plan),
         *skipped(plan),
     ]
-    return found + [("note", note) for note in (*plan.notes, plan.baseline.note) if note]
+    return found + [("note", note) for note in (*plan.notes, _one_step(plan), plan.baseline.note) if note]
 
 
 def skipped(plan: Plan) -> list[tuple[str, str]]:
@@ -179,6 +179,14 @@ def _length(plan: Plan, more: str) -> tuple[str, str]:
     if e.max_hours is not None:
         found += f", at most {e.max_hours:g} h"
     return "epochs" if e.steps is None else "steps", f"{found}; {more}"
+
+
+def _one_step(plan: Plan) -> str:
+    """Return a note where a batch has more room than an epoch has samples."""
+    size, samples = plan.experiment.batch_size, plan.samples_per_epoch
+    if size <= samples:
+        return ""
+    return f"a batch holds all {_count(samples, 'sample')} of an epoch, which is one step: batch_size is {size:,}"
 
 
 def _scaled_lr(e: Experiment) -> str:

@@ -421,6 +421,15 @@ def test_lines_show_the_arithmetic_of_the_batch() -> None:
     assert make(batch_size=1438).steps_per_epoch == 1 and make(batch_size=1437).steps_per_epoch == 2
 
 
+def test_a_batch_larger_than_an_epoch_is_noted() -> None:
+    samples = make().samples_per_epoch
+    assert "a batch holds" not in text(make(batch_size=samples), "note")
+    said = text(make(batch_size=samples + 1), "note")
+    assert (
+        f"a batch holds all {samples:,} samples of an epoch, which is one step: batch_size is {samples + 1:,}" in said
+    )
+
+
 def test_lines_say_what_is_trained_on_what_and_where() -> None:
     planned = make(scaling=Scaling(workers=2))
     assert text(planned, "model") == "SimpleModel, 870 parameters"
