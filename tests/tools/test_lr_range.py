@@ -141,7 +141,7 @@ def test_the_command_suggests_plots_and_leaves_a_run_as_it_is(finished: Run, cap
     assert [int(row["step"]) for row in rows] == list(range(1, len(rows) + 1)) and len(rows) > 20
     found = Curve(*(np.array([float(row[name]) for row in rows]) for name in ("lr", "loss", "smoothed")))
     assert found.steepest is not None and 0.003 < found.steepest < 3
-    assert said.endswith(f"next:  raytrain train {finished.path} --seed 3 --optimizer.lr {found.steepest:.2g}\n")
+    assert said.endswith(f"next:  raytrain train {finished.path}/experiment.json --seed 3 --optimizer.lr {found.steepest:.2g}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.png"]
     assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
 
@@ -159,7 +159,7 @@ def test_json_has_the_suggestion_and_what_it_rests_on(finished: Run, capsys: Cap
     assert (found["lowest_loss"], found["lowest_loss_lr"]) == (curve.smoothed[lowest], curve.lr[lowest])
     assert (found["first_lr"], found["last_lr"], found["steps"]) == (curve.lr[0], curve.lr[-1], len(rows))
     assert (found["plot"], found["curve"]) == (str(out), str(tmp_path / "found.csv"))
-    train = f"raytrain train {finished.path} --lr_scaling linear --lr_batch_size=16 --optimizer.lr"
+    train = f"raytrain train {finished.path}/experiment.json --lr_scaling linear --lr_batch_size=16 --optimizer.lr"
     assert found["next"] == f"{train} {found['suggested_lr']:.2g}"
 
 

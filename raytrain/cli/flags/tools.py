@@ -75,12 +75,18 @@ def lr(arguments: list[str]) -> tuple[Path, Experiment, Rising, Path | None, boo
     if file:
         check_output(file, PLOTS)
         check_output(file.with_suffix(".csv"), (".csv",))
-    return Path(path), value, rising, file, as_json, ["raytrain", "train", path, *given]
+    return Path(path), value, rising, file, as_json, ["raytrain", "train", _experiment_of(path), *given]
 
 
 def _mirrored(path: str) -> str:
     """Return the directory on this machine of a run at a URL; another path as it is."""
     return str(Run(path).path) if is_url(path) else path
+
+
+def _experiment_of(path: str) -> str:
+    """Return what `raytrain train` takes for an experiment file or a run."""
+    file = Path(path, "experiment.json")
+    return str(file) if file.is_file() else path
 
 
 def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, list[str]] | None:
@@ -117,7 +123,7 @@ def batch(arguments: list[str]) -> tuple[Experiment, Trying, Path | None, bool, 
         return experiment, options, json
 
     value, search, as_json = parse(command, arguments[1:], f"raytrain batch {path}", describe(source))
-    return value, search, source, as_json, ["raytrain", "train", path, *given]
+    return value, search, source, as_json, ["raytrain", "train", _experiment_of(path), *given]
 
 
 def evaluate(arguments: list[str]) -> tuple[str, str | None, str, str, str, str, bool]:
