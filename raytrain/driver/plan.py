@@ -65,6 +65,7 @@ class Plan:
         baseline: what a constant answer scores.
         share: the largest share of the model's parameters that one device holds.
         whole: the bytes that a device with a share of the model takes besides it for a while, and what they are.
+        factors, waiting: each parameter group's factor on the learning rate; the parameters that are trained later.
     """
 
     experiment: Experiment
@@ -80,6 +81,8 @@ class Plan:
     baseline: Baseline = UNKNOWN
     share: float = 1.0
     whole: tuple[int, str] = (0, "")
+    factors: tuple[float, ...] = (1.0,)
+    waiting: int = 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -144,9 +147,8 @@ class Plan:
         settings, one = self.experiment.checkpoint, self.checkpoint_bytes
         copies = 2 if self.experiment.parallel.spreads else 1  # rank 0 collects a spread model's tensors in files
         stay = settings.keep + 1 + self.epochs // (settings.keep_every or self.epochs + 1)
-        needs = copies * one + (
-            stay * one if settings.max_gib is None else min(stay * one, int(settings.max_gib * 2**30))
-        )
+        kept = stay * one if settings.max_gib is None else min(stay * one, int(settings.max_gib * 2**30))
+        needs = copies * one + kept
         there = sum(file.stat().st_size for file in folder.glob("checkpoints/step_*/*"))
         disk = shutil.disk_usage(existing(folder))
         has = disk.free + there
@@ -346,11 +348,12 @@ def _try_step(experiment: Experiment, index: Index, module: nn.Module, new: bool
         return [str(found)], found
 
 
-def _held(experiment: Experiment, module: nn.Module) -> tuple[float, tuple[int, str]]:
-    """Return `Plan.share` and `Plan.whole`."""
-    parallel = experiment.parallel
-    share = parallel.share(module, experiment.scaling.ranks)
-    return share, parallel.whole(module, experiment.accumulation) if share < 1 else (0, "")
+def _held(experiment: Experiment, module: nn.Module) -> tuple[float, tuple[int, str], tuple[float, ...], int]:
+    """Return `Plan.share`, `Plan.whole`, `Plan.factors` and `Plan.waiting`."""
+    factors = tuple(group.get("factor", 1.0) for group in experiment.optimizer.groups(module))
+    share = experiment.parallel.share(module, experiment.scaling.ranks)
+    whole = experiment.parallel.whole(module, experiment.accumulation) if share < 1 else (0, "")
+    return share, whole, factors, sum(p.numel() for p in freezing.Waiting(experiment, module).in_epoch(0))
 
 
 def _check_gpu_memory(planned: Plan) -> None:

@@ -43,7 +43,7 @@ def lines(plan: Plan) -> list[tuple[str, str]]:
             f"{_count(e.replicas, replica)} x {e.micro_batch} micro-batch x {e.accumulation} accumulation "
             f"= {e.batch_size} global",
         ),
-        *([("lr", _scaled_lr(e))] if e.lr_scaling != "none" else []),
+        *([("lr", rates)] if (rates := _rates(plan)) else []),
         *((f"up to step {one.until}", _values(one.values)) for one in e.stages),
         _length(plan, f"about {rows:,.0f} samples per rank; {e.precision}"),
         *([("baseline", plan.baseline.line)] if plan.baseline.line else []),
@@ -97,6 +97,7 @@ def _values(values: dict[str, Any]) -> str:
 def _model(plan: Plan) -> str:
     every, trained = plan.parameters
     part = f", {trained:,} of them trained" if trained != every else ""
+    part += f", {plan.waiting:,} not from the first epoch on" if plan.waiting else ""
     return f"{type(plan.experiment.model).__name__}, {every:,} parameters{part}"
 
 
@@ -187,6 +188,16 @@ def _one_step(plan: Plan) -> str:
     if size <= samples:
         return ""
     return f"a batch holds all {_count(samples, 'sample')} of an epoch, which is one step: batch_size is {size:,}"
+
+
+def _rates(plan: Plan) -> str:
+    """Return the line about the learning rate, where it is scaled, or parameters have several."""
+    e, factors = plan.experiment, plan.factors
+    scaled = _scaled_lr(e) if e.lr_scaling != "none" else ""
+    if len(set(factors)) < 2:
+        return scaled
+    several = f"{e.lr * min(factors):.3g} to {e.lr * max(factors):.3g} in {len(factors)} groups of parameters"
+    return f"{scaled}; {several}" if scaled else several
 
 
 def _scaled_lr(e: Experiment) -> str:

@@ -421,6 +421,27 @@ def test_lines_show_the_arithmetic_of_the_batch() -> None:
     assert make(batch_size=1438).steps_per_epoch == 1 and make(batch_size=1437).steps_per_epoch == 2
 
 
+def test_several_learning_rates_have_a_line() -> None:
+    model = MLP(hidden=(50, 40))
+    assert text(make(model=model, optimizer=SGD(lr=0.1)), "lr") == ""
+    decayed = make(model=model, optimizer=SGD(lr=0.1, layer_decay=0.5))
+    assert text(decayed, "lr") == "0.025 to 0.1 in 3 groups of parameters"
+    factors = SGD(lr=0.1, lr_factors=(("1.*", 0.01),), decay_norms_and_biases=False)
+    scaled = make(model=model, optimizer=factors, lr_scaling="linear", lr_batch_size=30)
+    assert text(scaled, "lr") == "0.1 x 60/30 = 0.2; 0.002 to 0.2 in 4 groups of parameters"
+    below = make(model=model, optimizer=SGD(lr=0.1, backbone_lr_factor=0.1), freeze=("1.*",))
+    assert text(below, "lr") == "0.01 to 0.1 in 2 groups of parameters"
+    assert text(below, "model").endswith("of them trained")
+
+
+def test_parameters_that_are_trained_later_are_counted() -> None:
+    model = MLP(hidden=(50, 40))  # 3,250, 2,040 and 410 parameters
+    frozen = make(model=model, freeze=("1.*",), unfreeze_epoch=1, epochs=3)
+    assert text(frozen, "model") == "MLP, 5,700 parameters, 2,450 of them trained, 2,040 not from the first epoch on"
+    staged = make(model=model, unfreeze=((2, "1.*"),), epochs=3)
+    assert text(staged, "model") == "MLP, 5,700 parameters, 3,250 not from the first epoch on"
+
+
 def test_a_batch_larger_than_an_epoch_is_noted() -> None:
     samples = make().samples_per_epoch
     assert "a batch holds" not in text(make(batch_size=samples), "note")
