@@ -124,7 +124,7 @@ def pixel_size_of(raw: bytes) -> tuple[int, int] | None:
         return None
 
 
-def string_array(names: list[str], root: str = "") -> pa.StringArray:
+def string_array(names: list[str] | list[str | None], root: str = "") -> pa.StringArray:
     """Return the names of files below a folder, or their paths, as one array.
 
     Raises:

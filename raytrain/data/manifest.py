@@ -127,9 +127,8 @@ class Manifest(masks.MaskedImages):
             column = table[self.labels] if self.labels in self.columns else table.pop(self.labels)
             whole = targets.of_names(column, self.separator, self._image, root)
         elif self.mask:
-            test = splits == _TEST
-            whole = masks.of_rows(self, self._image, table, test, partial(self._row, table))
-            splits = np.where(test, -1, splits) if whole.notes else splits
+            whole = masks.of_rows(self, self._image, table, splits, partial(self._row, table))
+            splits = np.where(splits == _TEST, -1, splits) if whole.notes else splits
         else:
             train = [has_split or split == _TRAIN for split in by_name]
             whole, splits = self._with_labels(table, splits, self._named_classes(files, counts, schemas, train))
@@ -145,6 +144,9 @@ class Manifest(masks.MaskedImages):
             raise errors.UserError("no row is in the split train", root, f"name it in column {self.split!r}")
         if "val" not in found and not self.folds.count:
             found |= self._held_out(found["train"], has_split)
+        if self.mask:
+            notes = (*found["train"].notes, *self.missing_notes(found))
+            found["train"] = replace(found["train"], notes=notes)
         del whole
         tables.release()
         return {split: found[split] for split in SPLITS if split in found}
@@ -180,19 +182,21 @@ class Manifest(masks.MaskedImages):
 
     def encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[Any]:
         """Yield the encoded masks of some samples, from their files or from the table."""
-        return self._cells(index, samples, self.mask) if index.masks is None else super().encoded_masks(index, samples)
+        if index.masks is not None:
+            return super().encoded_masks(index, samples)
+        return self._cells(index, samples, self.mask, needed=self.missing_mask is None)
 
     def encoded(self, index: Index, samples: np.ndarray) -> Iterator[Any]:
         """Yield the bytes of some samples, from their files or from the table."""
         return self._cells(index, samples, self.bytes) if index.paths is None else super().encoded(index, samples)
 
-    def _cells(self, index: Index, samples: np.ndarray, column: str) -> Iterator[Any]:
-        """Yield the bytes of some samples in a column."""
+    def _cells(self, index: Index, samples: np.ndarray, column: str, needed: bool = True) -> Iterator[Any]:
+        """Yield the bytes of some samples in a column; None for an empty cell if they are not needed."""
         try:
             files = with_pillow().tables.files(self._file())
             found = with_pillow().table_cells.cells(files, column, index.rows[samples])
             for sample, raw in zip(samples, found, strict=True):
-                if raw is None:
+                if raw is None and needed:
                     raise errors.BadSample(self.where(index, int(sample)), f"it has no bytes in column {column!r}")
                 yield raw
         except OSError as error:
@@ -369,7 +373,7 @@ class Manifest(masks.MaskedImages):
             return whole
         paths, sizes, later = self._files(table.pop(self.mask), folders)
         times = None if times is None or later is None else np.maximum(times, later)
-        return replace(whole, masks=paths, mask_sizes=sizes, times=times)
+        return replace(masks.with_files(whole, paths, sizes), times=times)
 
     def _files(
         self, column: Any, folders: np.ndarray | None, suffix: str = ""

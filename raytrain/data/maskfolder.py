@@ -18,7 +18,7 @@ from raytrain.config import between, check
 from raytrain.data.hold_out import hold_out, with_train
 from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
-from raytrain.data.masks import MaskedImages, MaskIndex, beside
+from raytrain.data.masks import MaskedImages, MaskIndex, beside, hint
 from raytrain.data.source import Field, Index
 from raytrain.files import reason
 
@@ -132,7 +132,7 @@ class MaskFolder(MaskedImages):
             found["train"], found["val"] = whole.take(rest), replace(whole.take(held_out), split="val", ignored=())
             share = f"{self.val_fraction:.0%} of the images is used for validation (--data.val_fraction)"
             notes.insert(0, f"{tree.root} has no val folder: {share}")
-        found["train"] = replace(found["train"], notes=tuple(notes))
+        found["train"] = replace(found["train"], notes=(*notes, *self.missing_notes(found)))
         return {split: found[split] for split in SPLITS if split in found}
 
     def fitted(self) -> MaskFolder | None:
@@ -224,11 +224,12 @@ class MaskFolder(MaskedImages):
             return None
         if not of_masks.rows:
             raise _nothing(tree, own, of_masks)
-        if lacking:
+        meant = self.missing_mask is not None and len(lacking) < len(files.rows) and not _endings(files, of_masks)
+        if lacking and not meant:
             raise self._no_mask(tree, own, files, of_masks, lacking)
         for name in files.rows if files.twice or of_masks.twice else ():
             _check_one(tree, files, of_masks, name)
-        rows, of = np.array([*files.rows.values()]), np.array([of_masks.rows[name] for name in files.rows])
+        rows, of = np.array([*files.rows.values()]), np.array([of_masks.rows.get(name, -1) for name in files.rows])
         alone = [of_masks.paths[row] for name, row in of_masks.rows.items() if name not in files.rows]
         string_array = with_pillow().image_files.string_array
         image = Field("image", (self.channels, self.size, self.size), kind="image")
@@ -236,12 +237,13 @@ class MaskFolder(MaskedImages):
             fields=(image, beside(image)),
             count=len(rows),
             values=self.mask_values,
+            missing=self.missing_mask,
             split=split,
             paths=string_array([files.paths[row] for row in rows], str(tree.root)),
             sizes=files.sizes[rows],
-            times=np.maximum(files.times[rows], of_masks.times[of]),
-            masks=string_array([of_masks.paths[row] for row in of], str(tree.root)),
-            mask_sizes=of_masks.sizes[of],
+            times=np.maximum(files.times[rows], np.where(of < 0, 0, of_masks.times[of])),
+            masks=string_array([None if row < 0 else of_masks.paths[row] for row in of], str(tree.root)),
+            mask_sizes=np.where(of < 0, 0, of_masks.sizes[of]),
             ignored=tuple(map(_shown, files.ignored)),
             notes=(
                 *_left_out("masks without an image", alone),
@@ -266,7 +268,9 @@ class MaskFolder(MaskedImages):
         wanted = os.path.join(own.folder, lacking[0] + own.ending)
         wanted += "" if os.path.splitext(wanted)[1].lower() in _suffixes() else ".png"
         where = os.path.join(tree.root, files.paths[files.rows[lacking[0]]])
-        return errors.UserError(what, where, f"{how}add {wanted}, or remove the image")
+        may_be = self.missing_mask is None and len(lacking) < len(files.rows)
+        rest = f"; {hint(self)}" if may_be else ""
+        return errors.UserError(what, where, f"{how}add {wanted}, or remove the image{rest}")
 
 
 def recognised(place: str, tree: Any) -> MaskFolder | None:

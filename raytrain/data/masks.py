@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raytrain import errors
 from raytrain.config import check
-from raytrain.data.images import FileImages
+from raytrain.data.images import SPLITS, FileImages
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
 from raytrain.order import spread
@@ -25,6 +25,9 @@ _LOOKED_AT = 16
 """Masks that the plan looks at."""
 _SHOWN = 24
 """Numbers of masks that a note names."""
+_TEST = list(SPLITS).index("test")
+_AT_ONCE = 256
+"""Rows of a table with bytes in which a mask is looked for at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +35,21 @@ class MaskIndex(Index):
     """The samples of one split with a mask each.
 
     Attributes:
-        masks: the path of each sample's mask below the root; None for masks in a table.
+        masks: the path of each sample's mask below the root, null for a sample without one; None for masks in a table.
         mask_sizes: int64 [n], bytes of each mask's file, 0 for missing ones; None where nothing was looked at.
         values: the number of each class in the masks; empty if that is the class's number.
+        missing: the number that the pixels of samples without a mask have; None where each has one.
     """
 
     masks: pa.StringArray | None = None
     mask_sizes: np.ndarray | None = None
     values: tuple[int, ...] = ()
+    missing: int | None = None
+
+    @property
+    def lacking(self) -> np.ndarray:
+        """Which samples have no mask, bool [n]; none as far as is known of masks in a table."""
+        return np.zeros(len(self), bool) if self.masks is None else self.masks.is_null().to_numpy(zero_copy_only=False)
 
     def take(self, samples: np.ndarray) -> MaskIndex:
         """Return the index of some samples (int64 [k]), in their order."""
@@ -48,9 +58,13 @@ class MaskIndex(Index):
         return replace(found, masks=masks, mask_sizes=None if self.mask_sizes is None else self.mask_sizes[samples])
 
     def fingerprint(self) -> str:
-        """Return a hash of the samples and their masks' names and sizes."""
-        masks = "" if self.masks is None else Index(paths=self.masks, sizes=self.mask_sizes).fingerprint()
-        return f"{super().fingerprint()}-{hashlib.sha256(repr((self.values, masks)).encode()).hexdigest()[:16]}"
+        """Return a hash of the samples and their masks' names and sizes, and of what stands for missing ones."""
+        masks = ""
+        if self.masks is not None:
+            masks = Index(paths=self.masks.fill_null(""), sizes=self.mask_sizes).fingerprint()
+        told = self.missing is not None and (self.masks is None or self.masks.null_count > 0)
+        what = (self.values, masks, self.missing) if told else (self.values, masks)  # as before there was `missing`
+        return f"{super().fingerprint()}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,18 @@ class MaskedImages(FileImages):
     mask_values: tuple[int, ...] = field(default=(), kw_only=True)
     """The numbers of the classes 0, 1, ... in the masks, such as 0 255; pixels of other numbers have no class. Empty:
     the numbers are those of the classes."""
+    missing_mask: int | None = field(default=None, kw_only=True)
+    """The number of all pixels of an image without a mask, as if it had one: 0 where images without a mask show
+    background alone. None: such an image is an error."""
 
     def __post_init__(self) -> None:
         check(
             self,
             mask_values=(lambda values: len(set(values)) == len(values) < IGNORED, "of at most 254 different ones"),
+            missing_mask=(
+                lambda number: number in (self.mask_values or range(IGNORED)),
+                "that is one of mask_values, or without them a class from 0 to 254",
+            ),
         )
         if self.masked and self.whole:
             what = "masks are cut with their images' central squares"
@@ -77,9 +98,11 @@ class MaskedImages(FileImages):
         """Whether each image has a mask, by default."""
         return True
 
-    def encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[bytes]:
-        """Yield the encoded masks of some samples (int64 [k])."""
-        return with_pillow().image_files.contents(self._base(), index.masks.take(samples).to_pylist())
+    def encoded_masks(self, index: Any, samples: np.ndarray) -> Iterator[bytes | None]:
+        """Yield the encoded masks of some samples (int64 [k]), None for a sample without one."""
+        names = index.masks.take(samples).to_pylist()
+        found = with_pillow().image_files.contents(self._base(), [name for name in names if name is not None])
+        return (None if name is None else next(found) for name in names)
 
     def beside(self, index: Any, samples: np.ndarray, raws: list[Any]) -> dict[str, np.ndarray]:  # type: ignore[override]
         """Return what is `further`, and with masks the classes of the pixels of some samples, uint8 [k, size, size], as
@@ -90,8 +113,13 @@ class MaskedImages(FileImages):
         where = [self.where(index, int(sample)) for sample in samples]
         if index.masks is not None:
             files = with_pillow().byte_files
-            where = [files.shown(files.joined(self._base(), name)) for name in index.masks.take(samples).to_pylist()]
-        masks = squares(self.encoded_masks(index, samples), raws, where, self.size, self.mask_values, self.squashed)
+            names = index.masks.take(samples).to_pylist()
+            where = [
+                image if name is None else files.shown(files.joined(self._base(), name))
+                for name, image in zip(names, where, strict=True)
+            ]
+        encoded = self.encoded_masks(index, samples)
+        masks = squares(encoded, raws, where, self.size, self.mask_values, self.missing_mask, self.squashed)
         return {"mask": masks, **more}
 
     def probe(self, index: Index) -> list[errors.BadSample]:
@@ -101,10 +129,26 @@ class MaskedImages(FileImages):
     def size_notes(self, index: Index) -> list[str]:
         """Return what becomes of the images' pixels, and which numbers some masks have."""
         notes = super().size_notes(index)
-        if self.masked:
+        if self.masked and isinstance(index, MaskIndex):
+            there = np.flatnonzero(~index.lacking)
             with contextlib.suppress(errors.BadSample):  # training says so, or skips it
-                notes.append(note(list(self.encoded_masks(index, spread(len(index), _LOOKED_AT))), self.mask_values))
+                raws = list(self.encoded_masks(index, there[spread(len(there), _LOOKED_AT)]))
+                found = [raw for raw in raws if raw is not None]
+                notes += [note(found, self.mask_values)] if found else []
+                if len(found) < len(raws):  # of a table with bytes, where no other note tells
+                    what = f"{len(raws) - len(found)} of {len(raws)} images that were looked at have no mask"
+                    notes.append(f"{what}: {_meaning(self.missing_mask)}")
         return notes
+
+    def missing_notes(self, found: dict[str, Any]) -> tuple[str, ...]:
+        """Return a note about images without a mask, if there are: how many of each split, and one of them."""
+        lacking = {split: rows for split, index in found.items() if (rows := index.lacking).any()}
+        if not lacking:
+            return ()
+        counts = [f"{rows.sum():,} of {len(rows):,} images of {split}" for split, rows in lacking.items()]
+        split, rows = next(iter(lacking.items()))
+        first = errors.one_line(found[split].name(int(rows.argmax())), 80)
+        return (f"{errors.listed(counts)} have no mask, such as {first}: {_meaning(self.missing_mask)}",)
 
 
 def check_columns(data: Any) -> None:
@@ -130,33 +174,65 @@ def check_columns(data: Any) -> None:
 
 
 def of_rows(
-    data: Any, image: Field, table: dict[str, pa.ChunkedArray], test: np.ndarray, row: Callable[[int], str]
+    data: Any, image: Field, table: dict[str, pa.ChunkedArray], splits: np.ndarray, row: Callable[[int], str]
 ) -> MaskIndex:
     """Return the index of a table's rows, with square masks as large as their images; with a note if no row of test
-    has a mask, and test is left out.
+    has a mask, and test is left out. Its masks are the cells as they are, null for empty ones.
 
     Args:
         data: the source.
-        table: the columns; of masks that are files, empty cells are filled in rows that are left out.
-        test: whether each row is of test, bool [n].
+        table: the columns; of masks that are files, empty cells are filled.
+        splits: the number of each row's split in `SPLITS`, [n].
         row: gives what messages call a row, by its number from 0.
 
     Raises:
-        UserError: another row has an empty cell.
+        UserError: another row has an empty cell, and the source has no `missing_mask`; or no row of a split has a mask.
     """
-    found = MaskIndex(fields=(image, beside(image)), count=len(test), values=data.mask_values)
+    found = MaskIndex(fields=(image, beside(image)), count=len(splits), values=data.mask_values)
+    found = replace(found, missing=data.missing_mask)
     if data.bytes:  # which are read with the samples
+        if data.missing_mask is not None and not _has_mask(data, replace(found, rows=np.arange(len(splits)))):
+            raise errors.UserError(
+                f"no row has a mask in column {data.mask!r}", data.root, "name another by --data.mask"
+            )
         return found
-    paths = with_pillow().tables.spelling.given(table[data.mask])
+    tables, test = with_pillow().tables, splits == _TEST
+    paths = tables.spelling.given(table[data.mask])
     empty = paths.is_null().to_numpy()
     left_out = bool(test.any()) and bool(empty[test].all())
     lacking = empty & ~test if left_out else empty
-    if lacking.any():
-        what = f"{row(int(lacking.argmax()))} has no mask in column {data.mask!r}"
-        raise errors.UserError(what, data.root, "give it one, or remove the row")
+    for number in np.unique(splits[lacking]):
+        rows = splits == number
+        if data.missing_mask is None or lacking[rows].all():
+            rest = f"; {hint(data)}" if data.missing_mask is None and not lacking[rows].all() else ""
+            what = f"{row(int((lacking & rows).argmax()))} has no mask in column {data.mask!r}"
+            what += f" ({lacking[rows].sum():,} of {rows.sum():,} rows of {list(SPLITS)[number]} have none)"
+            raise errors.UserError(what, data.root, f"give it one, or remove the row{rest}")
     table[data.mask] = paths.fill_null("-")
     notes = (f"{data.root}: no row of test has a mask, so test is left out",) if left_out else ()
-    return replace(found, notes=notes)
+    return replace(found, masks=tables.strings(paths), notes=notes)
+
+
+def _has_mask(data: Any, index: MaskIndex) -> bool:
+    """Return whether a sample of a table with bytes has a mask; rows are read until one has."""
+    starts = range(0, len(index), _AT_ONCE)
+    parts = (np.arange(start, min(start + _AT_ONCE, len(index))) for start in starts)
+    return any(raw is not None for part in parts for raw in data.encoded_masks(index, part))
+
+
+def with_files(index: MaskIndex, paths: pa.StringArray, sizes: np.ndarray | None) -> MaskIndex:
+    """Return an index of `of_rows` with the paths of the masks' files and their sizes, in place of the cells."""
+    lacking = index.lacking
+    if lacking.any():
+        names = [None if no else name for no, name in zip(lacking, paths.to_pylist(), strict=True)]
+        paths = pa.array(names, pa.string())
+        sizes = None if sizes is None else np.where(lacking, 0, sizes)
+    return replace(index, masks=paths, mask_sizes=sizes)
+
+
+def hint(data: MaskedImages) -> str:
+    """Return how an error says that images without a mask may be meant."""
+    return f"if images without a mask show background alone, use --data.missing_mask {(*data.mask_values, 0)[0]}"
 
 
 def beside(image: Field) -> Field:
@@ -165,27 +241,31 @@ def beside(image: Field) -> Field:
 
 
 def squares(
-    raws: Iterable[bytes],
+    raws: Iterable[bytes | None],
     images: list[bytes],
     where: list[str],
     side: int,
     values: tuple[int, ...],
+    missing: int | None,
     squashed: bool = False,
 ) -> np.ndarray:
     """Return the classes of the pixels of images' central squares, or of whole images that are `squashed`, uint8 [k,
     side, side]: the number at the middle of each pixel.
 
     Args:
-        raws: the encoded masks.
+        raws: the encoded masks; None for a missing one.
         images: the encoded images, which have the same shape.
         where: what messages call the masks.
-        values: see `MaskIndex`.
+        values, missing: see `MaskIndex`.
 
     Raises:
         BadSample: a mask cannot be decoded, does not fit its image, or has numbers above 255 without `values`.
     """
     decode, found = with_pillow().decode, np.empty((len(images), side, side), np.uint8)
     for row, (raw, image) in enumerate(zip(raws, images, strict=True)):
+        if raw is None:
+            found[row] = _classes(np.array([missing]), values)
+            continue
         try:
             numbers, (width, height) = decode.numbers(raw), decode.upright_size(image)
             high, wide = numbers.shape
@@ -207,7 +287,7 @@ def missing(index: Index, base: str) -> list[errors.BadSample]:
     """
     if not isinstance(index, MaskIndex) or index.masks is None or index.mask_sizes is None:
         return []
-    names = index.masks.take(np.flatnonzero(index.mask_sizes == 0)).to_pylist()
+    names = index.masks.take(np.flatnonzero((index.mask_sizes == 0) & ~index.lacking)).to_pylist()
     return [errors.BadSample(os.path.join(base, name), "mask: there is no such file, or it is empty") for name in names]
 
 
@@ -231,6 +311,11 @@ def numbers(raws: Iterable[bytes]) -> set[int]:
         with contextlib.suppress(ValueError):  # training says so, or skips it
             seen |= set(np.unique(with_pillow().decode.numbers(raw)).tolist())
     return seen
+
+
+def _meaning(missing: int | None) -> str:
+    """Return what becomes of images without a mask, for notes."""
+    return f"all of their pixels have the number {missing} (data.missing_mask)"
 
 
 def _classes(numbers: np.ndarray, values: tuple[int, ...]) -> np.ndarray:

@@ -126,7 +126,7 @@ class Plan:
         e, slots = self.experiment, 2  # as Adam's
         if type(e.optimizer).__name__ == "SGD":
             slots = 1 if getattr(e.optimizer, "momentum", 0) > 0 else 0
-        averages = 0 if e.ema_decay is None and e.swa_start_epoch is None else 1
+        averages = e.ema_decay is not None or e.swa_start_epoch is not None
         copies = 1 + slots + averages + e.parallel.gradient_copies(e.scaling.ranks)
         return 4 * (self.parameters[0] + copies * self.parameters[1])
 

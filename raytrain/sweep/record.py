@@ -60,9 +60,9 @@ def reads(experiment: Experiment) -> str:
     if data.folds == Folds():
         del values["folds"]
     added = {"whole": (False,), "interpolation": ("auto",), "decode": ("auto", "cpu"), "image": ("",), "suffix": ("",)}
-    added |= {"fit": ("auto", "cut")}
+    added |= {"fit": ("auto", "cut"), "missing_mask": (None,)}
     for name, defaults in added.items():
-        if values.get(name) in defaults:
+        if name in values and values[name] in defaults:
             del values[name]
     for name in ("verify", "cache_size"):  # how changes are noticed and what is kept, not what is read
         values.pop(name, None)

@@ -160,7 +160,8 @@ def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tu
     if not isinstance(data, Manifest):
         what = f"a table suits a run on a Manifest, and this run's data is {type(data).__name__}"
         raise errors.UserError(what, table, "give images or folders, or its own data by --split val")
-    unlabelled = replace(data, target=(), labels="", mask="", mask_values=(), columns=(), folds=Folds())
+    unlabelled = replace(data, target=(), labels="", mask="", mask_values=(), missing_mask=None, columns=())
+    unlabelled = replace(unlabelled, folds=Folds())
     found = replace(unlabelled, root=table, folder=folder or data.folder, on_bad_sample="error").absolute()
     index = found.unlabelled(classes)
     if bad := found.probe(index):  # said before the other images are predicted

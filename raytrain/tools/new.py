@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,14 +113,18 @@ def _source(root: str, typed: str, columns: Columns) -> MNIST | FileImages:
     """
     if is_table(root):
         return of_table(root, typed, columns)
-    if given := columns.given():
+    given = columns.given()
+    missing = given.pop("missing_mask", None)
+    if given:
         if not is_url(root) and not os.path.exists(root):
             raise errors.no_such_file(root, "table of images")
         kind = "none" if os.path.isfile(root) else "a folder"
         what = f"--{next(iter(given))} is for a table, and this is {kind}"
         raise errors.UserError(what, root, "leave it out, or give a .csv, .tsv, .jsonl, .parquet or .arrow file")
     if (masked := _masked(root)) is not None:
-        return masked
+        return replace(masked, missing_mask=missing)
+    if missing is not None:
+        raise errors.UserError("--missing_mask is for masks, and there are none", root, "leave it out")
     if os.path.isdir(os.path.join(root, "MNIST", "raw")):
         return MNIST(root)
     files, folders = entries(root)
@@ -199,7 +203,7 @@ def _unreadable(data: Data, indices: tuple[Index, ...]) -> list[str]:
 
 def _named(data: FileImages) -> list[str]:
     """Return the code of a source's fields that name its columns or folders, where they are not the defaults."""
-    folders = ("images", "masks", "image_ending", "mask_ending") if isinstance(data, MaskFolder) else ()
+    folders = ("images", "masks", "image_ending", "mask_ending", "missing_mask") if isinstance(data, MaskFolder) else ()
     names = [field.name for field in fields(Columns)] if isinstance(data, Manifest) else folders
     given = {name: getattr(data, name) for name in names}
     return [f"{name}={code(value)}" for name, value in given.items() if value != getattr(type(data), name)]

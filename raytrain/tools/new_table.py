@@ -47,6 +47,8 @@ class Columns:
     """Columns of numbers to predict, or one column of lists of them, in place of classes."""
     mask: str = ""
     """Column of masks, in place of classes: a class for each pixel."""
+    missing_mask: int | None = None
+    """The number of all pixels of an image without a mask, also of a folder with images/ and masks/."""
     split: str = ""
     """Column of the names of splits, train, val and test; by default split, if there is one."""
     folder: str = ""
@@ -54,7 +56,8 @@ class Columns:
 
     def given(self) -> dict[str, Any]:
         """Return the columns that are given, by the names of Manifest's fields."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name))}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value not in ("", (), None)}
 
 
 def is_table(root: str) -> bool:
@@ -115,7 +118,7 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
         return data
     _check_header(schema.names, root)
     found = _Guess(data, schema, lacking).flags()
-    flags = {name: list(value) if isinstance(value, tuple) else [value] for name, value in columns.given().items()}
+    flags = {name: list(value) if isinstance(value, tuple) else [str(value)] for name, value in columns.given().items()}
     flags |= found | {name: ["COLUMN"] for name in lacking if not _answered(name, found)}
     named = [(f"--{field.name}", *flags[field.name]) for field in fields(Columns) if field.name in flags]
     command = errors.command("new", typed, *(word for words in named for word in words))
@@ -142,6 +145,8 @@ def _check(given: dict[str, Any], root: str) -> None:
         both = [f"--{name}" for name in names if name in given]
         if len(both) > 1:
             raise errors.UserError(f"{' and '.join(both)} both {what}", root, f"leave {' or '.join(both)} out")
+    if "missing_mask" in given and "mask" not in given:
+        raise errors.UserError("--missing_mask is for masks", root, "name their column by --mask COLUMN")
     if "separator" in given and "labels" not in given:
         what = "--separator stands between the names of several classes"
         raise errors.UserError(what, root, "name their column by --labels COLUMN")

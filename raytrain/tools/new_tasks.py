@@ -105,6 +105,7 @@ def _listed(numbers: np.ndarray) -> str:
 def segmentation(data: MaskedImages, indices: tuple[Index, ...]) -> Task:
     """Return what a file says of masks."""
     numbers = set[int]().union(*(_numbers(data, index) for index in indices))
+    numbers |= set() if data.missing_mask is None else {data.missing_mask}
     values, classes = _meaning(numbers)
     comments = [
         *lines(f"Numbers in masks: {errors.listed(sorted(numbers), 24)}"),
@@ -124,7 +125,7 @@ def _numbers(data: MaskedImages, index: Index) -> set[int]:
     found, bad = set[int](), None
     for sample in spread(len(index), _MASKS):
         try:
-            raws = list(data.encoded_masks(index, np.array([sample])))
+            raws = [raw for raw in data.encoded_masks(index, np.array([sample])) if raw is not None]
             found |= masks.numbers(raws)
             if not found:
                 data.read(index, np.array([sample]))
@@ -201,8 +202,10 @@ def lines(text: str, indent: str = "") -> list[str]:
     )
 
 
-def code(value: str | tuple[str, ...]) -> str:
-    """Return a string, or a tuple of strings, as Python code."""
+def code(value: int | str | tuple[str, ...]) -> str:
+    """Return a number, a string, or a tuple of strings, as Python code."""
+    if isinstance(value, int):
+        return str(value)
     if isinstance(value, str):
         return quoted(value)
     return f"({', '.join(map(quoted, value))}{',' if len(value) == 1 else ''})"

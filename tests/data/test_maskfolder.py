@@ -174,8 +174,10 @@ def test_an_image_without_a_mask_and_one_with_two(tmp_path: Path) -> None:
     for number in (4, 7):
         os.remove(tmp_path / "masks" / f"{number}.png")
     assert message(source(tmp_path)) == (
-        f"the image has no mask (2 of 10 have none), {tmp_path}/images/4.png; add masks/4.png, or remove the image"
+        f"the image has no mask (2 of 10 have none), {tmp_path}/images/4.png; add masks/4.png, or remove the image; "
+        "if images without a mask show background alone, use --data.missing_mask 0"
     )
+    assert message(source(tmp_path, mask_values=(255, 0))).endswith(" use --data.missing_mask 255")
     folder(tmp_path)
     pair(tmp_path, "images/3.png", "masks/3.gif", 3)
     assert message(source(tmp_path)) == (
@@ -189,6 +191,70 @@ def test_an_image_without_a_mask_and_one_with_two(tmp_path: Path) -> None:
         f"the mask is that of two images, images/3.jpg and images/3.png, {tmp_path}/masks/3.png; "
         "remove one, or give --data.image_ending"
     )
+
+
+@pytest.mark.parametrize(("values", "number", "label"), [((), 3, 3), ((4, 0, 2), 2, 2), ((9, 0, 1, 2, 3), 9, 0)])
+def test_images_without_a_mask_are_all_of_one_number(
+    tmp_path: Path, values: tuple[int, ...], number: int, label: int
+) -> None:
+    folder(tmp_path / "data")
+    whole = {one: source(tmp_path / "data", mask_values=values, missing_mask=one) for one in (None, number)}
+    prints = [{split: index.fingerprint() for split, index in one.index().items()} for one in whole.values()]
+    assert prints[0] == prints[1], "where each image has a mask the data is that of older runs"
+    before = checked_read(whole[None], index := whole[None].index()["train"], np.arange(len(index)))["mask"]
+    for name in "4", "7", "9":
+        os.remove(tmp_path / "data" / "masks" / f"{name}.png")
+    data = whole[number]
+    found: Any = checked_indices(data)["train"]
+    images = found.paths.to_pylist()
+    without = np.array([one[7] in "479" for one in images])
+    assert 0 < without.sum() == found.masks.null_count and found.fingerprint() != prints[0]["train"]
+    masks = checked_read(data, found, np.arange(len(found)))["mask"]
+    assert np.array_equal(masks[~without], before[~without]) and (masks[without] == label).all()
+    held_out = found.notes[0]
+    assert held_out.endswith("(--data.val_fraction)") and found.notes[1].startswith(
+        f"{without.sum()} of 8 images of train"
+    )
+    assert found.notes[1].endswith(f" have no mask, such as {images[without.argmax()]}: all of their pixels have the "
+                                   f"number {number} (data.missing_mask)")  # fmt: skip
+    assert data.probe(found) == [] and "masks have the numbers 0, 1, 2, 3, 4" in data.size_notes(found)[-1]
+    rows = [(f"images/{n}.png", "" if n in (4, 7, 9) else f"masks/{n}.png") for n in range(10)]
+    table = pa.table(dict(zip(("path", "mask"), zip(*rows, strict=True), strict=True)))
+    csv.write_csv(table, tmp_path / "data" / "list.csv")
+    listed = Manifest(
+        str(tmp_path / "data" / "list.csv"), mask="mask", mask_values=values, missing_mask=number, **FIELDS
+    )
+    same(data, listed)
+    assert (
+        listed.index()["train"].fingerprint() == found.fingerprint()
+        and listed.index()["train"].notes == found.notes[1:]
+    )
+    packed(data, tmp_path / "pack")
+    same(Packed(str(tmp_path / "pack")), data)
+    cached = replace(data, cache=str(tmp_path / "cache"))
+    for _ in range(2):
+        decoded, _, _ = resident(cached, cached.index()["train"])
+        assert decoded is not None and np.array_equal(decoded["mask"], masks)
+    assert len(list((tmp_path / "cache").rglob("*.arrows"))) == 1
+
+
+def test_masks_that_no_image_finds_are_no_missing_ones(tmp_path: Path) -> None:
+    folder(tmp_path / "a", mask="masks/{}_m.png")
+    data = source(tmp_path / "a", missing_mask=0)
+    assert message(data).startswith("the image has no mask (10 of 10 have none), ") and "_ending _m?" in message(data)
+    for number in range(4):
+        os.rename(tmp_path / "a" / "masks" / f"{number}_m.png", tmp_path / "a" / "masks" / f"{number}.png")
+    assert message(data).startswith("the image has no mask (6 of 10 have none), ") and "_ending _m?" in message(data)
+    assert "--data.missing_mask" not in message(data)
+    folder(tmp_path / "b", "images/train/{}.png", "masks/train/{}.png")
+    folder(tmp_path / "b", "images/val/{}.png", None, 3)
+    (tmp_path / "b" / "masks" / "val").mkdir()
+    pair(tmp_path / "b", "masks/val/x.png", None)
+    assert message(source(tmp_path / "b", missing_mask=0)).startswith("the image has no mask (3 of 3 have none), ")
+    folder(tmp_path / "c")
+    os.rename(tmp_path / "c" / "masks" / "4.png", tmp_path / "c" / "masks" / "four.png")
+    notes = checked_indices(source(tmp_path / "c", missing_mask=0))["train"].notes
+    assert notes[1] == "masks without an image are left out: masks/four.png" and notes[2].startswith("1 of ")
 
 
 @pytest.mark.parametrize(
@@ -252,6 +318,8 @@ def test_folders_that_are_not_there_or_empty(tmp_path: Path) -> None:
             "masks are cut .*, in data.whole; leave whole out",
         ),
         ({"mask_values": (1, 1)}, r"mask_values = \(1, 1\) is out of range"),
+        ({"mask_values": (0, 255), "missing_mask": 1}, "missing_mask = 1 is out of range, .* one of mask_values"),
+        ({"missing_mask": 255}, "missing_mask = 255 is out of range, .* a class from 0 to 254"),
         ({"images": "../images"}, "images = '../images' is out of range, .* that is a folder below data.root"),
         ({"masks": "/masks"}, "masks = '/masks' is out of range"),
         ({"images": ""}, "images = '' is out of range"),

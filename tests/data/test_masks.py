@@ -215,6 +215,25 @@ def test_bytes_of_a_table_are_the_same(table: Path, tmp_path: Path) -> None:
         replace(inside, mask="split", split="").index()
 
 
+def test_bytes_of_a_table_may_be_missing(table: Path, tmp_path: Path) -> None:
+    images = [(table.parent / "images" / f"{number}.png").read_bytes() for number in range(COUNT)]
+    own = [(table.parent / "masks" / f"{number}.png").read_bytes() if number % 4 else None for number in range(COUNT)]
+    parquet.write_table(pa.table({"image": images, "own": pa.array(own, pa.binary())}), tmp_path / "all.parquet")
+    data = source(tmp_path / "all.parquet", bytes="image", mask="own", missing_mask=3)
+    for split, index in checked_indices(data).items():
+        for row, mask in zip(index.rows, checked_read(data, index, np.arange(len(index)))["mask"], strict=True):
+            assert np.array_equal(mask, square(drawn(row)[1], 9) if row % 4 else np.full((9, 9), 3)), (split, row)
+    index = data.index()["train"]
+    assert any("images that were looked at have no mask: all of" in note for note in data.size_notes(index))
+    needed = replace(data, missing_mask=None)
+    assert needed.index()["train"].fingerprint() != index.fingerprint()
+    with pytest.raises(BadSample, match="it has no bytes in column 'own'"):
+        needed.read(needed.index()["train"], np.flatnonzero(index.rows % 4 == 0))
+    parquet.write_table(pa.table({"image": images, "own": pa.nulls(COUNT, pa.binary())}), tmp_path / "none.parquet")
+    with pytest.raises(UserError, match=r"no row has a mask in column 'own', .*none\.parquet"):
+        replace(data, root=str(tmp_path / "none.parquet")).index()
+
+
 def test_the_cache_follows_images_and_masks(table: Path, tmp_path: Path) -> None:
     data = source(table, cache=str(tmp_path / "cache"))
     first, index, _ = resident(data, data.index()["train"])
@@ -291,9 +310,19 @@ def test_a_test_split_without_masks_is_left_out(table: Path, tmp_path: Path, kin
     assert found["train"].fingerprint() == source(write(rows)).index()["train"].fingerprint()
     rows[3]["mask"] = None
     with pytest.raises(
-        UserError, match=r"line [45] \(images/3.png\) has no mask in column 'mask'.*; give it one, or remove the row"
+        UserError,
+        match=r"line [45] \(images/3.png\) has no mask in column 'mask' \(1 of 6 rows of train have none\), .*; give "
+        "it one, or remove the row; if images without a mask show background alone, use --data.missing_mask 0",
     ):
         source(write(rows + bare)).index()
+    found = source(write(rows + bare), missing_mask=0).index()
+    assert list(found) == ["train", "val"] and "1 of 6 images of train have no mask" in found["train"].notes[-1]
+    for row in rows[6:]:
+        row["mask"] = None
+    with pytest.raises(UserError, match=r"images/6.png\) has no mask in .* \(2 of 2 rows of val have none\)"):
+        source(write(rows + bare), missing_mask=0).index()
+    for number, row in enumerate(rows[6:], 6):
+        row["mask"] = f"masks/{number}.png"
     bare[1]["mask"] = "masks/9.png"
     rows[3]["mask"] = "masks/3.png"
     with pytest.raises(UserError, match=r"line \d+ \(images/8.png\) has no mask in column 'mask'"):

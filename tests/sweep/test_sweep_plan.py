@@ -39,6 +39,7 @@ from raytrain import (
     Int,
     LogUniform,
     Manifest,
+    MaskFolder,
     Scaling,
     Sweep,
     UserError,
@@ -374,6 +375,8 @@ def test_sweeps_of_versions_without_an_interpolation_find_their_data() -> None:
     assert record.reads(Experiment(MLP(), ImageFolder("x", cache_size=3.0))) == keys[0], "what is kept is no other data"
     of_ids = [json.loads(record.reads(Experiment(MLP(), Manifest("t.csv", suffix=end)))) for end in ("", ".jpg")]
     assert "suffix" not in of_ids[0] and of_ids[1]["suffix"] == ".jpg"
+    of_masks = [json.loads(record.reads(Experiment(MLP(), MaskFolder("x", missing_mask=one)))) for one in (None, 0)]
+    assert "missing_mask" not in of_masks[0] and of_masks[1]["missing_mask"] == 0
 
 
 @pytest.mark.parametrize("scheduler", [PBT(), HyperBand()])

@@ -141,7 +141,8 @@ def test_the_command_suggests_plots_and_leaves_a_run_as_it_is(finished: Run, cap
     assert [int(row["step"]) for row in rows] == list(range(1, len(rows) + 1)) and len(rows) > 20
     found = Curve(*(np.array([float(row[name]) for row in rows]) for name in ("lr", "loss", "smoothed")))
     assert found.steepest is not None and 0.003 < found.steepest < 3
-    assert said.endswith(f"next:  raytrain train {finished.path}/experiment.json --seed 3 --optimizer.lr {found.steepest:.2g}\n")
+    train = f"raytrain train {finished.path}/experiment.json"
+    assert said.endswith(f"next:  {train} --seed 3 --optimizer.lr {found.steepest:.2g}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["found.csv", "found.png"]
     assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
 

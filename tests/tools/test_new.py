@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +198,22 @@ def test_masks_that_cannot_be_used_are_one_line(tmp_path: Path, capsys: Capture)
     third = masked(tmp_path / "third", [0, 1], "masks/{}_m.png")
     (third / "masks" / "0_m.png").unlink()
     said = fails(capsys, "new", third, "--out", out)
-    assert "(1 of 10 have none), " in said and said.endswith("; add masks/0_m.png, or remove the image")
+    assert "(1 of 10 have none), " in said and "; add masks/0_m.png, or remove the image; if images" in said
+    assert said.endswith(" use --missing_mask 0")
+    succeeds(capsys, "new", third, "--out", out, "--missing_mask", 0)
+    value = load(out)[0].data
+    assert isinstance(value, MaskFolder) and (value.missing_mask, value.mask_ending) == (0, "_m")
+    for file in (third / "masks").iterdir():
+        Image.open(file).point(lambda number: number * 255).save(file)
+    out.unlink()
+    succeeds(capsys, "new", third, "--out", out, "--missing_mask", 0)
+    assert load(out)[0].data == replace(value, mask_values=(0, 255))
+    out.unlink()
+    (root / "list.csv").write_text("path,mask\n")
+    said = fails(capsys, "new", root / "list.csv", "--out", out, "--missing_mask", 0)
+    assert "--missing_mask is for masks, " in said
+    said = fails(capsys, "new", root / "images", "--out", out, "--missing_mask", 0)
+    assert "--missing_mask is for masks, and there are none, " in said
     for file in (other / "labels").iterdir():
         file.rename(file.with_name(f"other-{file.name[0]}x.png"))
     assert "in 2 classes" in succeeds(capsys, "new", other, "--out", out) + out.read_text(), "two folders of images"
