@@ -304,11 +304,8 @@ def _check_means(experiment: Experiment, module: nn.Module) -> None:
         )
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if experiment.compile and not any(map(shutil.which, compilers)):
-        raise errors.UserError(
-            f"torch.compile needs a C++ compiler and there is none ({', '.join(compilers)})",
-            "in compile",
-            "install g++, or use --no_compile",
-        )
+        what = f"torch.compile needs a C++ compiler and there is none ({', '.join(compilers)})"
+        raise errors.UserError(what, "in compile", "install g++, or use --no_compile")
 
 
 def _check_budget(planned: Plan) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from raytrain.files import reason
 from raytrain.tools import output
 
 FEATURES = "features"
+_STEM = 100
+"""Characters of an image's name in that of its mask."""
 TAKEN = ("path", "sample", "row", "fold", "error")
 """Columns of results that are not the task's: one of this name, such as the target of a regression, gets a `_`."""
 
@@ -41,7 +45,7 @@ def write(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> N
     found = [flat(row, classes) for row in rows]
     for number, row in enumerate(found):
         if "mask" in row:
-            place = folder / f"{number:06d}.png"
+            place = folder / _mask_name(number, row)
             _write_mask(row["mask"], place)
             row["mask"] = str(place)
     if file.suffix == ".jsonl":
@@ -56,6 +60,15 @@ def write(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> N
         what = f"{file.suffix} cannot hold the task's predictions: {error}"
         raise errors.UserError(what, file, "let predictions() return numbers and strings, or write .jsonl") from None
     output.write_file(file, content.getbuffer())
+
+
+def _mask_name(number: int, row: Mapping[str, Any]) -> str:
+    """Return the name of a mask's file: the row's number, which makes it unique, and the image's name if it has one, of
+    letters, digits, `.`, `_` and `-` alone."""
+    path = str(row.get("path") or row.get("sample") or "").partition("?")[0]
+    stem, suffix = os.path.splitext(os.path.basename(path))
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem)[:_STEM]
+    return f"{number:06d}_{stem}.png" if suffix else f"{number:06d}.png"  # without a suffix it is no file's name
 
 
 def _write_mask(mask: np.ndarray, file: Path) -> None:

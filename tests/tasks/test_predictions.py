@@ -54,7 +54,7 @@ def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Ca
     for row, mask in zip(rows, expected, strict=True):
         with Image.open(row["mask"]) as picture:
             assert picture.mode == "L" and np.array_equal(np.array(picture), mask.numpy())
-    assert Path(rows[0]["mask"]).parent == tmp_path / "answers_masks"
+    assert Path(rows[0]["mask"]) == tmp_path / "answers_masks" / "000000.png", "no file has its name"
     first = succeeds(capsys, "predict", run.path, "--split", "val").splitlines()[0]
     share = float((expected[0] == expected[0].max()).double().mean())
     assert first.startswith("sample 0  ") and first.endswith(f"{'abcd'[int(expected[0].max())]}:{share:.3f}")
@@ -64,6 +64,16 @@ def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Ca
     picture = tmp_path / "some.png"
     pixels = np.random.default_rng(0).integers(0, 256, (6, 6), dtype=np.uint8)
     Image.fromarray(pixels).save(picture)
+    (tmp_path / "a b").mkdir()
+    for name in ("some.png", "x;y.v2.png"):
+        Image.fromarray(pixels).save(tmp_path / "a b" / name)
+    sources = picture, tmp_path / "a b" / "some.png", tmp_path / "a b" / "x;y.v2.png"
+    succeeds(capsys, "predict", run.path, *sources, "--out", tmp_path / "more.jsonl")
+    assert sorted(one.name for one in (tmp_path / "more_masks").iterdir()) == [
+        "000000_some.png",
+        "000001_some.png",
+        "000002_x_y.v2.png",
+    ]
     (row,) = inference.predict(run, [str(picture)])
     with torch.no_grad():
         answer = run.model()((torch.from_numpy(pixels)[None, None] / 255 - 0.5) / 0.5).argmax(1)[0]
