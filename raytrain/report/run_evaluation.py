@@ -98,8 +98,9 @@ def _shown(run: Run, result: dict[str, Any], seen: _Seen, seconds: float) -> lis
         index = checked_indices(run.experiment.data)["val"]
         samples = seen.samples(run.classes(), index.input.kind == "image")
         names = index.names(np.array([one.number for one in samples]))
+        classes = seen.task.class_names(run.classes())
         title = "Images" if samples[0].image is not None else "Samples"
-        found.append(("worst", f"{title} with the highest loss", gallery(samples, names)))
+        found.append(("worst", f"{title} with the highest loss", gallery(samples, names, classes)))
     found = [(name, title, content) for name, title, content in found if content]
     if not found:
         return [("validation", "Validation", f"{said}<p>The task has no rows per class.</p>")]

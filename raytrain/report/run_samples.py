@@ -40,11 +40,12 @@ class Sample:
     masks: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def gallery(samples: Sequence[Sample], names: Sequence[str]) -> str:
+def gallery(samples: Sequence[Sample], names: Sequence[str], classes: Sequence[str] = ()) -> str:
     """Return the samples as a list with their pictures, or as a table where there are none.
 
     Args:
         names: of the samples.
+        classes: the names of the classes of masks; one without a name is shown by its number.
     """
     if not samples:
         return ""
@@ -62,8 +63,23 @@ def gallery(samples: Sequence[Sample], names: Sequence[str]) -> str:
             f'<div class="muted">{safe(name)}</div></li>'
         )
     wide = samples[0].masks is not None
-    said = "<p class='muted'>Left: the true mask. Right: the model's.</p>" if wide else ""
+    said = f"<p class='muted'>Left: the true mask. Right: the model's.</p>{_legend(samples, classes)}" if wide else ""
     return f'{said}<ul class="samples{" wide" if wide else ""}">{items}</ul>'
+
+
+def _legend(samples: Sequence[Sample], classes: Sequence[str]) -> str:
+    """Return the colours and names of the classes that the masks of some samples have."""
+    numbers = {number for one in samples for mask in one.masks or () for number in np.unique(mask).tolist()}
+    each = ""
+    for number in sorted(numbers):
+        name = cut(classes[number], _NAME) if 0 <= number < len(classes) else f"class {number}"
+        if number <= 0:  # pixels that do not count have no colour either
+            each += "" if number < 0 else f"<li>{safe(name)}: without a colour</li>"
+            continue
+        fill = "#{:02x}{:02x}{:02x}".format(*PALETTE[(number - 1) % len(PALETTE)])
+        mark = f'<svg viewBox="0 0 32 12"><rect width="32" height="12" fill="{fill}"/></svg>'
+        each += f"<li>{mark}{safe(name)}</li>"
+    return f'<ul class="legend">{each}</ul>'
 
 
 def _picture(one: Sample, said: str) -> str:

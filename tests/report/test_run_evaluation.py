@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,21 @@ def test_the_masks_of_a_segmentation_are_drawn_over_its_images(tmp_path: Path) -
         colours = [run_samples.PALETTE[int(number) - 1] for number in np.asarray(mask)[~plain]]
         blended = (np.array(colours).reshape(-1, 3) * 140 + grey[~plain] * 115) / 255
         np.testing.assert_allclose(side[~plain], blended, atol=1)
+
+
+def test_the_colours_of_masks_are_named() -> None:
+    masks = np.array([[0, 1], [8, -1]]), np.array([[0, 0], [2, 8]])
+    one = run_samples.Sample(0, 0.5, (), "right", np.zeros((3, 2, 2), np.float32), masks)
+    page = run_samples.gallery([one], ["a.png"], ("ground", "<scratch>", "dent"))
+    red, blue = ("#{:02x}{:02x}{:02x}".format(*run_samples.PALETTE[place]) for place in (0, 1))
+    (legend,) = re.findall('<ul class="legend">(.*?)</ul>', page)
+    found = [(re.findall('fill="(.*?)"', item), re.sub("<.*?>", "", item)) for item in legend.split("</li>")[:-1]]
+    assert found == [
+        ([], "ground: without a colour"),
+        ([red], "&lt;scratch&gt;"),
+        ([blue], "dent"),
+        ([red], "class 8"),
+    ]
 
 
 def test_other_tasks_have_what_fits_them(tmp_path: Path) -> None:
