@@ -37,3 +37,15 @@ def test_the_script_and_its_experiment_both_train(tmp_path: Path) -> None:
     succeeds(tmp_path, "-m", "raytrain.cli", "train", "shapes.py", *flags)
     summary = Run(tmp_path / "runs" / "run").summary
     assert summary["status"] == "completed" and "val_macro_f1" in summary
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_has_the_same_losses(tmp_path: Path) -> None:
+    script = block_after("save this as `check.py` and run `python check.py`:\n")
+    for workers in (1, 2):
+        place = tmp_path / str(workers)
+        place.mkdir()
+        text = changed(script, "epochs=2\n", f"epochs=2, scaling=Scaling(workers={workers})\n")
+        (place / "check.py").write_text(changed(text, "Experiment, TorchModel", "Experiment, Scaling, TorchModel"))
+        said = succeeds(place, "check.py")
+        assert said.startswith("46 steps, greatest difference of a loss: ") and float(said.split()[-1]) < 1e-5
