@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from raytrain.data.overlay import PALETTE, overlaid
 from raytrain.report.html import cell, safe, table
 from raytrain.report.trials import cut
 
 _SIDE, _SMALL, _NAME = 224, 64, 80
 """Pixels of a picture's longer side at the most; up to which it is kept exactly; characters of a sample's name."""
-PALETTE = ((230, 75, 53), (0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
-"""Colours of the classes of a mask, from class 1 on, repeated; class 0, most often the background, has none."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def _picture(one: Sample, said: str) -> str:
     assert one.image is not None
     seen = _thumbnail(one.image)
     if one.masks is not None:
-        sides = [_overlaid(seen, mask) for mask in one.masks]
+        sides = [overlaid(seen, mask) for mask in one.masks]
         seen = Image.new("RGB", (2 * seen.width + 4, seen.height), (128, 128, 128))
         seen.paste(sides[0], (0, 0))
         seen.paste(sides[1], (sides[0].width + 4, 0))
@@ -110,17 +109,3 @@ def _thumbnail(image: np.ndarray) -> Image.Image:
         found = Image.fromarray(pixels[0])
     found.thumbnail((_SIDE, _SIDE))
     return found
-
-
-def _overlaid(seen: Image.Image, mask: np.ndarray) -> Image.Image:
-    """Return a picture with the classes of its pixels in colours over it."""
-    table = np.array([PALETTE[number % len(PALETTE)] for number in range(max(1, int(mask.max())))], np.uint8)
-    shown = mask > 0
-    colours = np.zeros((*mask.shape, 3), np.uint8)
-    colours[shown] = table[mask[shown] - 1]
-    size = seen.size
-    over = Image.fromarray(colours).resize(size, Image.Resampling.NEAREST)
-    alpha = Image.fromarray(np.where(shown, 140, 0).astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
-    under = seen.convert("RGB")
-    under.paste(over, (0, 0), alpha)
-    return under

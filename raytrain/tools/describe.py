@@ -20,6 +20,8 @@ from raytrain.data.blocks import bad_text, read_part
 from raytrain.data.checks import checked_further, checked_indices
 from raytrain.data.font import font
 from raytrain.data.image_files import pixel_size_of
+from raytrain.data.masks import IGNORED
+from raytrain.data.overlay import overlaid
 from raytrain.order import spread
 from raytrain.user_code.places import calling
 
@@ -148,7 +150,8 @@ def describe(data: Data, samples: int, seconds: float) -> tuple[Description, Ima
     share = min(1.0, samples / count)
     tiles = _tiles(train, _chosen(train, share))
     found.wanted = sum(len(_chosen(index, share)) for index in indices.values())
-    pictures: dict[int, np.ndarray] = {}
+    shown = [train.input, *(one for one in train.fields if one.kind == "mask" and one.shape == train.input.shape[1:])]
+    pictures: dict[int, list[np.ndarray]] = {}
     until = time.monotonic() + seconds
     for split, index, rows, arrays, keys, sizes in _read(data, indices, share, until):
         good = np.array([not text for text in arrays["bad"]], bool)
@@ -161,7 +164,7 @@ def describe(data: Data, samples: int, seconds: float) -> tuple[Description, Ima
             row = int(rows[place])
             digests.setdefault(keys[place], []).append((split, row))
             if split == "train" and row in tiles:
-                pictures[row] = arrays[train.fields[0].name][place].copy()
+                pictures[row] = [arrays[one.name][place].copy() for one in shown]
         found.read += len(rows)
     found.values = [one.ended() for one in sums]
     found.sides = np.array(sides, np.int64).reshape(-1, 2)
@@ -278,18 +281,27 @@ def _tiles(index: Index, rows: np.ndarray) -> set[int]:
     return chosen
 
 
-def _sheet(index: Index, pictures: dict[int, np.ndarray]) -> Image.Image | None:
-    """Return pictures in rows, those of a class together, with their classes below."""
+def _sheet(index: Index, pictures: dict[int, list[np.ndarray]]) -> Image.Image | None:
+    """Return pictures in rows, those of a class together, with their classes below; right of each image the same one
+    with its mask over it, and the numbers that the mask has."""
     if not pictures:
         return None
     rows = sorted(pictures, key=lambda row: (0 if index.labels is None else int(index.labels[row]), row))
+    wide = len(pictures[rows[0]]) * (_TILE + 4)
     across = min(8, len(rows))
-    sheet = Image.new("RGB", (across * (_TILE + 4), -(-len(rows) // across) * (_TILE + _TEXT + 4)), "white")
+    sheet = Image.new("RGB", (across * wide, -(-len(rows) // across) * (_TILE + _TEXT + 4)), "white")
     draw, letters = ImageDraw.Draw(sheet), font()
     for place, row in enumerate(rows):
-        left, top = place % across * (_TILE + 4), place // across * (_TILE + _TEXT + 4)
-        sheet.paste(_picture(pictures[row]).resize((_TILE, _TILE)), (left, top))
+        left, top = place % across * wide, place // across * (_TILE + _TEXT + 4)
+        image, *masks = pictures[row]
+        seen = _picture(image)
+        sheet.paste(seen.resize((_TILE, _TILE)), (left, top))
         draw.text((left, top + _TILE), _label(index, row)[:16], "black", letters)
+        for number, mask in enumerate(masks, 1):
+            beside = left + number * (_TILE + 4)
+            over = overlaid(seen, np.where(mask == IGNORED, -1, mask.astype(np.int64)))
+            sheet.paste(over.resize((_TILE, _TILE)), (beside, top))
+            draw.text((beside, top + _TILE), errors.listed(np.unique(mask).tolist())[:16], "black", letters)
     return sheet
 
 

@@ -259,6 +259,21 @@ def test_a_description_counts_the_pixels_of_each_number(table: Path, capsys: pyt
     assert f"the numbers {numbers[counts.argmax()]} in {share:.1%}, " in capsys.readouterr().out
 
 
+def test_a_sheet_shows_each_mask_over_its_image(table: Path) -> None:
+    data = source(table, size=96)
+    _, sheet = describe(data, 100, 60.0)
+    assert sheet is not None and sheet.size == (8 * 200, 112)
+    index = data.index()["train"]
+    found = checked_read(data, index, np.array([0, 1]))
+    for place in range(2):
+        image, over = (
+            np.asarray(sheet)[:96, left : left + 96].astype(int) for left in (place * 200, place * 200 + 100)
+        )
+        assert np.array_equal(image, found["image"][place].transpose(1, 2, 0))
+        mask = found["mask"][place]
+        assert np.array_equal(image[mask == 0], over[mask == 0]) and (image[mask > 0] != over[mask > 0]).any(1).all()
+
+
 def test_a_raw_pack_keeps_masks(table: Path, tmp_path: Path) -> None:
     data = source(table, mask_values=(1, 2))
     packed(data, tmp_path / "pack")

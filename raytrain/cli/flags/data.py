@@ -40,7 +40,7 @@ class Settings:
     seconds: float = 60.0
     """Seconds after which no further samples are read."""
     sheet: str | None = None
-    """A .png file to write, with training images of all classes."""
+    """A .png file to write, with training images of all classes, and beside each image its mask over it."""
     json: bool = False
     """Print one JSON object."""
 
