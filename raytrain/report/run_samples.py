@@ -68,7 +68,7 @@ def gallery(samples: Sequence[Sample], names: Sequence[str], classes: Sequence[s
 
 def _legend(samples: Sequence[Sample], classes: Sequence[str]) -> str:
     """Return the colours and names of the classes that the masks of some samples have."""
-    numbers = {number for one in samples for mask in one.masks or () for number in np.unique(mask).tolist()}
+    numbers = {int(number) for one in samples for mask in one.masks or () for number in np.unique(mask)}
     each = ""
     for number in sorted(numbers):
         name = cut(classes[number], _NAME) if 0 <= number < len(classes) else f"class {number}"
