@@ -183,7 +183,7 @@ def _run(
     with Interrupts(path) as interrupts:
         try:
             weights = pretrained(planned.experiment, planned.indices["train"], path)
-            observer.status("starting Ray")
+            observer.status("starting Ray" if session.own else "checking the cluster")
             with interrupts.while_ray_starts():
                 session.start(path / "experiment.json" if run.url is None else None)
             from raytrain.driver import launch  # Ray and torch, imported beside Ray's start

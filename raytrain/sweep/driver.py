@@ -184,7 +184,7 @@ class _Driver:
             self.save()
             uploading.enter_context(self.uploads)
             try:
-                self.observer.status("starting Ray")
+                self.observer.status("starting Ray" if session.own else "checking the cluster")
                 with interrupts.while_ray_starts():
                     session.start(None if self.uploads.url else self.path / "sweep.json")
                 _settle()
