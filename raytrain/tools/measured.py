@@ -36,14 +36,17 @@ class Measured(NamedTuple):
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics, and `count`."""
-        sums = self.sums.reduce(_HERE)
-        return {**self.task.results(sums), "count": int(sums["count"]) if "count" in sums else self.samples}
+        return self._metrics(self.sums.reduce(_HERE))
 
     def figures(self) -> dict[str, Any]:
         """Return the metrics, the facts, and `confusion`, `per_class` and `groups` where there are some."""
         parted = {"groups": self.groups.results(_HERE)} if self.groups else {}
-        by_class = _by_class(self.task, self.sums.reduce(_HERE), self.classes)
-        return {**self.metrics(), **self.facts, "skipped": [*self.skipped], **by_class, **parted}
+        sums = self.sums.reduce(_HERE)
+        by_class = _by_class(self.task, sums, self.classes)
+        return {**self._metrics(sums), **self.facts, "skipped": [*self.skipped], **by_class, **parted}
+
+    def _metrics(self, sums: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        return {**self.task.results(sums), "count": int(sums["count"]) if "count" in sums else self.samples}
 
     def merged(self, other: Measured) -> Measured:
         """Return the sums over two sets of samples, of runs of the same experiment."""
