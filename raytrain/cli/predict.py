@@ -85,4 +85,5 @@ def _cell(name: str, value: Any, classes: tuple[str, ...]) -> str | None:
         names = [classes[each] if each < len(classes) else str(each) for each in found.tolist()]
         shares = zip(names, counts.tolist(), strict=True)
         return errors.one_line(" ".join(f"{each}:{count / value.size:.3f}" for each, count in shares))
-    return f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value)) or "(none)"
+    shown = f"{value:.4f}" if isinstance(value, float) else errors.one_line(str(value)) or "(none)"
+    return f"{name}={shown}" if name == "loss" or name.startswith("true_") else shown

@@ -107,6 +107,10 @@ class Classification(Supervised):
             for label, share in zip(best, shares, strict=True)
         ]
 
+    def truths(self, batch: Batch, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return the class as `true_label`."""
+        return [{"true_label": classes[label]} for label in batch.labels.tolist()]
+
     def constant(self, wanted: torch.Tensor, classes: int) -> torch.Tensor:
         """Return the logits of the classes' shares among the labels."""
         return wanted.bincount(minlength=classes).double().div(len(wanted)).clamp_min(1e-7).log().float()

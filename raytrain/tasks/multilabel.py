@@ -109,15 +109,20 @@ class MultiLabel(Supervised):
         """Return `labels`, the names of the classes with a probability above 0.5, with spaces between them, and the
         `probabilities` of all."""
         shares = outputs.float().sigmoid().cpu()
+        labels = self._named(shares, classes)
+        return [{"labels": names, "probabilities": share.tolist()} for names, share in zip(labels, shares, strict=True)]
+
+    def truths(self, batch: Batch, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return the names of a sample's classes as `true_labels`."""
+        return [{"true_labels": names} for names in self._named(MultiLabel.wanted(self, batch), classes)]
+
+    def _named(self, shares: torch.Tensor, classes: tuple[str, ...]) -> list[str]:
+        """Return the names of the classes of which a sample has more than one half, with spaces between them."""
         names = self.class_names(classes)
         names = names if len(names) == shares.shape[1] else tuple(map(str, range(shares.shape[1])))
         words = [json.dumps(name, ensure_ascii=False) if re.search(r'[\s"]|^$', name) else name for name in names]
         return [
-            {
-                "labels": " ".join(word for word, one in zip(words, share, strict=True) if one > 0.5),
-                "probabilities": share.tolist(),
-            }
-            for share in shares
+            " ".join(word for word, one in zip(words, share, strict=True) if one > 0.5) for share in shares.tolist()
         ]
 
     def class_names(self, classes: tuple[str, ...]) -> tuple[str, ...]:

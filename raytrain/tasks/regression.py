@@ -104,8 +104,15 @@ class Regression(Supervised):
 
     def predictions(self, outputs: torch.Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return a column for each number, called as `names` says."""
-        outputs, name = self.in_units(outputs.float()), self.target or "prediction"
-        rows = outputs.reshape(_count(outputs), -1)
+        return self._rows(self.in_units(outputs.float()), "prediction")
+
+    def truths(self, batch: Batch, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return a column for each number, called as `names` says, with `true_` before it; or `true_value`."""
+        rows = self._rows(target_of(batch, self.target), "value")
+        return [{f"true_{name}": value for name, value in row.items()} for row in rows]
+
+    def _rows(self, numbers: torch.Tensor, name: str) -> list[dict[str, Any]]:
+        rows, name = numbers.reshape(_count(numbers), -1), self.target or name
         count = rows.shape[1]
         names = self.names or ((name,) if count == 1 else tuple(f"{name}_{number}" for number in range(count)))
         return [dict(zip(names, row, strict=True)) for row in rows.tolist()]

@@ -108,6 +108,31 @@ class Supervised(Task):
         """Return the validation's loss of each sample, [n]."""
         raise NotImplementedError(f"{type(self).__name__} needs an each(outputs, wanted)")
 
+    def truths(self, batch: Batch, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return what the targets say of each sample: columns as of `predictions`, whose names begin with `true_`.
+        `raytrain predict --split` writes them beside the predictions; by default there are none.
+
+        Args:
+            classes: the names of the data's classes.
+        """
+        return [{} for _ in batch.ids]
+
+    def compared(self, outputs: torch.Tensor | None, batch: Batch, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return `truths` of a batch's samples, and with the model's outputs [n, ...] also `loss`, the validation loss
+        of each, if the task evaluates in the usual way; nothing of samples without targets.
+
+        Args:
+            classes: the names of the data's classes.
+        """
+        try:
+            wanted, rows = self.wanted(batch), self.truths(batch, classes)
+        except KeyError:  # a test split may have no targets
+            return [{} for _ in batch.ids]
+        if outputs is None or type(self).sums is not Supervised.sums:
+            return rows
+        losses = self.each(self.fitted(outputs, wanted), wanted).tolist()
+        return [row | {"loss": loss} for row, loss in zip(rows, losses, strict=True)]
+
     def own_sums(self, outputs: torch.Tensor, wanted: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return sums for the task's own results, besides `loss` and `count`."""
         return {}
@@ -252,6 +277,5 @@ def only_target(index: Index, name: str, task: str) -> str:
 
 def target_of(batch: Batch, name: str) -> torch.Tensor:
     """Return the array of the target's field; without a name, the one that `only_target` names."""
-    if name:
-        return batch[name]
-    return next(array for key, array in [*batch.arrays.items()][1:] if key not in ("label", "target", "inputs"))
+    others = (key for key in [*batch.arrays][1:] if key not in ("label", "target", "inputs"))
+    return batch[name or next(others, "target")]

@@ -38,6 +38,7 @@ from raytrain.training.threads import threads
 Follow = Callable[[int, int], None]
 """What is told how many samples are done, and of how many."""
 _CHUNK = 256
+_REPAIR = "repair it, or leave it out"
 _UNREADABLE = "repair it, leave it out, or give --out a folder: its column `error` says why there is no prediction"
 
 
@@ -130,7 +131,7 @@ def _baseline(run: Run, result: Mapping[str, float]) -> dict[str, dict[str, floa
 class _Followed(Direct):
     """Samples of an index, whose number someone follows."""
 
-    def __init__(self, data: Data, index: Index, follow: Follow | None, remedy: str = "repair it, or leave it out"):
+    def __init__(self, data: Data, index: Index, follow: Follow | None, remedy: str = _REPAIR):
         super().__init__(data, index, remedy=remedy)
         self.follow = follow
 
@@ -187,7 +188,8 @@ def predict(
     Returns:
         For each image, in order, `path`, or for each sample of a split, and each row with bytes, `sample`, its name;
         and the columns of the task's `predictions`: for Classification `label`, `probability` and `probabilities`, a
-        list in the classes' order; or `features`, float32 [d].
+        list in the classes' order; or `features`, float32 [d]. For a sample of a split also the columns of
+        `Supervised.compared`: for Classification `true_label`, and `loss`.
 
     Raises:
         UserError: a path is not there, holds no image, or one cannot be read; the split or the layer is not there; or
@@ -198,26 +200,22 @@ def predict(
     table = len(paths) == 1 and is_table(paths[0])
     check_task(run, state, images=split is None and not table, features=features, tta=tta)
     classes = tuple(state["classes"])
-    if split is not None or table:
-        if split is not None:
-            data, index, _ = _split(run, root, split, which)
-        else:
-            data, index = _rows(run, paths[0], folder, which)
-        names = index.names(np.arange(len(index)))
-        reader = _Followed(data, index, follow)
+    files: list[str] = []
+    if split is not None:
+        data, index, _ = _split(run, root, split, which)
+    elif table:
+        data, index = _rows(run, paths[0], folder, which)
     else:
-        names = [file for path in paths for file in images_at(Path(path))]
-        data = file_source(e.data, tuple(state["stored"]))
-        index = file_index(names, data, classes)
-        if bad := data.probe(index):  # said before the other images are predicted
-            raise errors.bad_sample(bad[0].path, bad[0].reason, _UNREADABLE)
-        reader = _Followed(data, index, follow, _UNREADABLE)
+        files = [file for path in paths for file in images_at(Path(path))]
+        data, index = _files(run, files, state)
+    reader = _Followed(data, index, follow, _UNREADABLE if files else _REPAIR)
+    names = files or index.names(np.arange(len(index)))
     key = "path" if split is None and index.paths is not None else "sample"
     model = run.model(which) if model is None else model
     layer = None if features is None else find_layer(run, model, state, features)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     predictor = Predictor(model, e, data, index, classes, device(), tta, layer)
-    return [{key: names[number]} | row for number, row in _outputs(predictor, reader)]
+    return [{key: names[number]} | row for number, row in _outputs(predictor, reader, compared=split is not None)]
 
 
 def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str | None, tta: str) -> None:
@@ -290,6 +288,19 @@ def _rows(run: Run, table: str, folder: str, which: str) -> tuple[Data, Index]:
     return data, index
 
 
+def _files(run: Run, files: list[str], state: Mapping[str, Any]) -> tuple[Data, Index]:
+    """Return a source of image files, and the index of all of them.
+
+    Raises:
+        UserError: one of them cannot be read.
+    """
+    data = file_source(run.experiment.data, tuple(state["stored"]))
+    index = file_index(files, data, tuple(state["classes"]))
+    if bad := data.probe(index):  # said before the other images are predicted
+        raise errors.bad_sample(bad[0].path, bad[0].reason, _UNREADABLE)
+    return data, index
+
+
 def _other_classes(ours: Sequence[str], theirs: Sequence[str], where: str) -> errors.UserError:
     """Return the error for data whose classes are not those of the run, in their order."""
     lacks, more = (sorted(set(one) - set(other)) for one, other in ((ours, theirs), (theirs, ours)))
@@ -304,14 +315,14 @@ def _no_split(split: str, indices: dict[str, Index], where: str) -> errors.UserE
     return errors.UserError(f"the data has no {split} split", where, f"choose one of its splits: {', '.join(indices)}")
 
 
-def _outputs(predictor: Predictor, reader: Direct) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the row of each sample of an index."""
+def _outputs(predictor: Predictor, reader: Direct, compared: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the row of each sample of an index; see `Predictor.rows`."""
     on = torch.device(predictor.prepare.device)
     loader = Loader(reader.data, reader.index, reader, _CHUNK, 0, 0, 1, on, False, predictor.layout)
     loader.prepare = predictor.prepare
     for loaded in loader.epoch(0):
         for batch in loaded.micro_batches(_CHUNK):
-            yield from zip(batch.ids.tolist(), predictor.rows(batch), strict=True)
+            yield from zip(batch.ids.tolist(), predictor.rows(batch, compared), strict=True)
 
 
 def check_input(data: Data, index: Index, path: Path) -> None:

@@ -12,6 +12,7 @@ from raytrain.data import Data, Index
 from raytrain.data.batch import Batch
 from raytrain.data.prepare import Prepare
 from raytrain.experiment import Experiment
+from raytrain.tasks.supervised import Supervised
 from raytrain.tools.columns import FEATURES, TAKEN
 from raytrain.tools.features import Features, Layer
 from raytrain.tools.views import Views, averaged, check_tta
@@ -61,22 +62,32 @@ class Predictor:
             self.task, self.model = averaged(self.task, self.model, index, self.layout)
 
     @torch.inference_mode()
-    def rows(self, batch: Batch) -> list[dict[str, Any]]:
+    def rows(self, batch: Batch, compared: bool = False) -> list[dict[str, Any]]:
         """Return the columns of each sample: those of the task's `predictions`, or `features`, float32 [d].
 
         Args:
             batch: prepared, on the device.
+            compared: append the columns of `Supervised.compared`; to features those of the targets alone.
 
         Raises:
             UserError: the task returns more or fewer rows.
         """
         with self.precision.forward():
             outputs = self.task.forward(self.model, batch)
+        rows = self._answers(outputs, len(batch))
+        if not compared or not isinstance(self.task, Supervised):
+            return rows
+        theirs = self.prepare.index.classes  # of other data, perhaps others than the model's, of which it has no loss
+        seen = outputs if self.layer is None and theirs == self.classes else None
+        truths = self.task.compared(seen, batch, theirs)
+        return [row | truth for row, truth in zip(rows, truths, strict=True)]
+
+    def _answers(self, outputs: Any, count: int) -> list[dict[str, Any]]:
         if self.layer is not None:
             return [{FEATURES: row} for row in outputs.cpu().numpy()]
         rows = self.task.predictions(outputs, self.classes)
-        if len(rows) != len(batch):
-            what = f"predictions() must return a dict for each of the {len(batch)} samples, got {len(rows)}"
+        if len(rows) != count:
+            what = f"predictions() must return a dict for each of the {count} samples, got {len(rows)}"
             raise errors.UserError(
                 what, f"in {place(type(self.task).predictions)}", "return one for each of the outputs"
             )

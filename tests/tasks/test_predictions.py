@@ -55,11 +55,12 @@ def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Ca
         with Image.open(row["mask"]) as picture:
             assert picture.mode == "L" and np.array_equal(np.array(picture), mask.numpy())
     assert Path(rows[0]["mask"]) == tmp_path / "answers_masks" / "000000.png", "no file has its name"
-    first = succeeds(capsys, "predict", run.path, "--split", "val").splitlines()[0]
+    first, loss = succeeds(capsys, "predict", run.path, "--split", "val").splitlines()[0].split("  loss=")
+    assert loss == f"{float(rows[0]['loss']):.4f}"
     share = float((expected[0] == expected[0].max()).double().mean())
     assert first.startswith("sample 0  ") and first.endswith(f"{'abcd'[int(expected[0].max())]}:{share:.3f}")
     named = trained(tmp_path / "named", experiment(Segmentation(classes=("sky", "sea", "a b", "d")), "mask", 4, True))
-    first = succeeds(capsys, "predict", named.path, "--split", "val").splitlines()[0]
+    first = succeeds(capsys, "predict", named.path, "--split", "val").splitlines()[0].split("  loss=")[0]
     assert first.endswith(f"{('sky', 'sea', 'a b', 'd')[int(expected[0].max())]}:{share:.3f}")
     picture = tmp_path / "some.png"
     pixels = np.random.default_rng(0).integers(0, 256, (6, 6), dtype=np.uint8)
@@ -96,9 +97,14 @@ def test_numbers_are_a_column_each(
     file = tmp_path / "answers.parquet"
     succeeds(capsys, "predict", run.path, "--split", "train", "--out", file)
     table = pq.read_table(file)
-    assert table.column_names == ["sample", *names] and len(table) == 45
-    found = np.stack([table[name].to_numpy() for name in names], axis=1)
+    truths = [f"true_{name.strip('_')}" for name in names]
+    assert table.column_names == ["sample", *names, *truths, "loss"] and len(table) == 45
+    found, true = (np.stack([table[name].to_numpy() for name in each], axis=1) for each in (names, truths))
     np.testing.assert_allclose(found, outputs(run, "train").numpy(), rtol=1e-5, atol=1e-6)
+    data = run.experiment.data
+    stored = checked_read(data, data.index()["train"], np.arange(45))[wanted]
+    assert np.array_equal(true, stored.reshape(45, -1))
+    np.testing.assert_allclose(table["loss"].to_numpy(), ((found - true) ** 2).mean(1), rtol=1e-5)
 
 
 def test_several_labels_are_a_probability_each(tmp_path: Path, capsys: Capture) -> None:
@@ -107,12 +113,23 @@ def test_several_labels_are_a_probability_each(tmp_path: Path, capsys: Capture) 
     file = tmp_path / "answers.jsonl"
     succeeds(capsys, "predict", run.path, "--split", "val", "--out", file)
     rows, shares = [json.loads(line) for line in file.read_text().splitlines()], outputs(run).sigmoid()
-    assert list(rows[0]) == ["sample", "labels", *(f"p_{name}" for name in names)]
+    assert list(rows[0]) == ["sample", "labels", "true_labels", "loss", *(f"p_{name}" for name in names)]
+    data = run.experiment.data
+    tags = torch.from_numpy(checked_read(data, data.index()["val"], np.arange(21))["tags"]).float()
+    losses = nn.functional.binary_cross_entropy(shares, tags, reduction="none").mean(1)
+    assert [row["loss"] for row in rows] == pytest.approx(losses.tolist(), rel=1e-5)
+    assert np.mean([row["loss"] for row in rows]) == pytest.approx(inference.evaluate(run)["loss"])
+    assert [row["true_labels"] for row in rows] == [
+        " ".join(name for name, one in zip(names, each, strict=True) if one) for each in tags.tolist()
+    ]
     for row, share in zip(rows, shares, strict=True):
         assert [row[f"p_{name}"] for name in names] == pytest.approx(share.tolist(), abs=1e-6)
         assert row["labels"] == " ".join(name for name, one in zip(names, share, strict=True) if one > 0.5)
     lines = succeeds(capsys, "predict", run.path, "--split", "val").splitlines()
-    assert [line.split("  ", 1)[1] for line in lines] == [row["labels"] or "(none)" for row in rows]
+    assert [line.split("  ", 1)[1] for line in lines] == [
+        f"{row['labels'] or '(none)'}  true_labels={row['true_labels'] or '(none)'}  loss={row['loss']:.4f}"
+        for row in rows
+    ]
     table = succeeds(capsys, "evaluate", run.path).splitlines()
     assert [line.split()[0] for line in table[-6:]] == ["class", *names], "a row for each class"
 
@@ -121,8 +138,12 @@ def test_a_split_of_classification_is_what_evaluate_counts(tmp_path: Path, capsy
     run = trained(tmp_path / "run", experiment(Classification(metrics=(F1(),)), "mask", 4))
     rows = inference.predict(run, split="val")
     labels = run.experiment.data.index()["val"].labels
-    right = np.mean([row["label"] == "abcd"[label] for row, label in zip(rows, labels, strict=True)])
+    assert [row["true_label"] for row in rows] == ["abcd"[label] for label in labels]
+    right = np.mean([row["label"] == row["true_label"] for row in rows])
+    shares = np.array([row["probabilities"] for row in rows])
+    np.testing.assert_allclose([row["loss"] for row in rows], -np.log(shares[np.arange(21), labels]), rtol=1e-5)
     result = inference.evaluate(run)
+    assert np.mean([row["loss"] for row in rows]) == pytest.approx(result["loss"])
     assert right == pytest.approx(result["accuracy"]) and result["macro_f1"] == run.summary["val_macro_f1"]
     by_class = {row["class"]: row for row in result["per_class"]}
     assert [row["count"] for row in by_class.values()] == np.bincount(labels, minlength=4).tolist()

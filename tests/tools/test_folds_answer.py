@@ -63,7 +63,8 @@ def auroc(labels: np.ndarray, scores: np.ndarray) -> float:
 def test_all_samples_are_answered_once_by_the_fold_that_left_them_out(folds: Path) -> None:
     rows = raytrain.predict(folds, split="val")
     assert sorted(int(Path(row["sample"]).stem) for row in rows) == [*range(COUNT)]
-    assert [*rows[0]] == ["sample", "fold", "label", "probability", "probabilities"]
+    assert [*rows[0]] == ["sample", "fold", "label", "probability", "probabilities", "true_label", "loss"]
+    assert all(row["true_label"] == "ab"[int(Path(row["sample"]).stem) % 5 > 2] for row in rows)
     alone = [raytrain.predict(folds / "trials" / f"{fold:04d}", split="val") for fold in range(3)]
     assert rows == [{**row, "fold": fold} for fold in range(3) for row in alone[fold]]
 

@@ -289,7 +289,8 @@ def test_a_table_of_bytes_is_predicted_without_its_targets(
     assert "give a table with bytes" in fails(capsys, "predict", path, tmp_path / "new.csv")
     found = [line.split() for line in succeeds(capsys, "predict", path, table).splitlines()]
     own = [line.split() for line in succeeds(capsys, "predict", path, "--split", "val").splitlines()]
-    assert len(found) == 12 and [line[-1] for line in found[8:]] == [line[-1] for line in own]
+    assert len(found) == 12 and [line[-1] for line in found[8:]] == [line[-3] for line in own]
+    assert [line[-2] for line in own] == [f"true_value={age:.4f}" for age in ages[8:]]
 
 
 # export
