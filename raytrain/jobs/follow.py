@@ -58,16 +58,20 @@ class Follower:
         Raises:
             Lost: the cluster went away.
         """
-        while True:
+        found = self._job()
+        while not found.over:
             position = 0
             for text in _stream(self.dashboard, self.name):  # each stream starts at the log's start
                 self._show(text, position)
                 position += len(text)
-            found = _patiently(lambda: job(self.dashboard, self.name))
-            if found.over:
-                self._show(_patiently(lambda: log(self.dashboard, self.name)), 0)
-                return found
-            time.sleep(_PAUSE_SECONDS)
+            found = self._job()
+            if not found.over:
+                time.sleep(_PAUSE_SECONDS)
+        self._show(_patiently(lambda: log(self.dashboard, self.name)), 0)
+        return found
+
+    def _job(self) -> Job:
+        return _patiently(lambda: job(self.dashboard, self.name))
 
     def _show(self, text: str, position: int) -> None:
         """Show the new part of a text that begins at a position of the log."""
@@ -82,9 +86,10 @@ def _stream(dashboard: Dashboard, name: str) -> Iterator[str]:
     Ray's stream ends only seconds after the job, so the job's state is asked for as well.
     """
     pieces: queue.Queue[str | BaseException | None] = queue.Queue()
+    client = dashboard.client()  # here: where the command ends while a thread imports Ray, it finds half of Ray
 
     async def read() -> None:
-        async for text in dashboard.client().tail_job_logs(name):
+        async for text in client.tail_job_logs(name):
             pieces.put(text)
 
     def run() -> None:

@@ -551,6 +551,13 @@ def test_a_log_whose_connection_breaks_is_shown_once_and_whole(
     assert len(head.requests("GET", "/api/jobs/it/logs/tail")) == 4
 
 
+def test_a_job_that_is_over_is_printed_at_once(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    head.log = BEGINS + "one\ntwo\n"
+    head.ends("SUCCEEDED", 0)
+    assert follows(head) == 0 and capsys.readouterr().out == "one\ntwo\n"
+    assert not head.requests("GET", "/api/jobs/it/logs/tail"), "Ray's client is not needed"
+
+
 def test_a_stream_that_is_silent_for_long_is_opened_again(
     head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
