@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import os
 import platform
-import subprocess
 import sys
 from functools import cache
 from importlib import metadata
@@ -18,15 +16,13 @@ import torch
 from raytrain.driver import teacher_check
 from raytrain.driver.plan import Plan
 from raytrain.files import write_atomically
+from raytrain.run import repository
 from raytrain.run.version import VERSION
-
-_GIT_SECONDS = 2.0
-"""Seconds after which git, in a very large repository or on slow storage, is not waited for."""
 
 
 def write_environment(path: Path, planned: Plan) -> None:
     """Write `environment.json`: when the run began, versions, what there was to train on, the data's fingerprint."""
-    commit, changed = _git(os.getcwd())
+    commit = repository.here()
     values = {
         "began": datetime.datetime.now(datetime.UTC).isoformat(),
         "raytrain": VERSION,
@@ -34,8 +30,8 @@ def write_environment(path: Path, planned: Plan) -> None:
         "torch": torch.__version__,
         "ray": _ray(),
         "platform": platform.platform(),
-        "git_commit": commit,
-        "git_changed": changed,
+        "git_commit": commit.name,
+        "git_changed": commit.changed,
         "command": sys.argv,
         "resources": {
             "where": planned.resources.where,
@@ -51,24 +47,3 @@ def write_environment(path: Path, planned: Plan) -> None:
 @cache  # the trials of a sweep ask hundreds of times
 def _ray() -> str:
     return metadata.version("ray")
-
-
-@cache
-def _git(folder: str) -> tuple[str | None, bool | None]:
-    """Return the commit of the repository that holds a folder, and whether tracked files differ from it; None where
-    there is no repository or no git, or git does not answer in time."""
-    commit = _asked(folder, "rev-parse", "HEAD")
-    changes = _asked(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
-    return commit or None, None if changes is None else bool(changes)
-
-
-def _asked(folder: str, *words: str) -> str | None:
-    """Return what git prints; None if it fails."""
-    command = ["git", "--no-optional-locks", "-C", folder, *words]
-    try:
-        found = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()

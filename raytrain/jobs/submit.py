@@ -12,6 +12,7 @@ from raytrain import errors
 from raytrain.jobs.dashboard import Dashboard
 from raytrain.jobs.job import reason, refused
 from raytrain.jobs.project import SEND_LESS, Project
+from raytrain.run import repository
 
 _STOP_SECONDS = 300
 """After `stop`, a run has this long to finish its step and write a checkpoint; Ray's default is 3 s."""
@@ -49,8 +50,11 @@ def submit(dashboard: Dashboard, sent: Project, name: str, command: str, flags: 
             runtime_env={
                 "working_dir": str(sent.folder),
                 "excludes": list(sent.excludes),
-                # Ray's job supervisor reads this from the job's environment.
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS)},
+                "env_vars": {
+                    # Ray's job supervisor reads this from the job's environment.
+                    "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS),
+                    **repository.to_send(str(sent.folder)),
+                },
             },
             metadata={"command": shlex.join(["raytrain", *arguments]), "out": out},
         )

@@ -27,7 +27,7 @@ from ray._private import ray_constants
 from raytrain import cli, errors
 from raytrain.jobs import dashboard, follow, job, project
 from raytrain.report import jobs as report
-from raytrain.run import copies, experiment_file
+from raytrain.run import copies, experiment_file, repository
 from raytrain.user_code import sources
 
 TOKEN = "5ecret" * 8
@@ -422,10 +422,13 @@ def test_what_is_sent_and_what_is_not(
     assert os.environ["RAY_API_SERVER_ADDRESS"] == "http://127.0.0.1:1"
 
 
-def test_a_sweep_is_submitted_as_one(head: Head, working: Path) -> None:
+def test_a_sweep_is_submitted_as_one(head: Head, working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "commit_of", lambda _: repository.Commit("abc", True))
     assert cli.run(["submit", "a sweep.py", "--out", "/x", "--address", head.url, "--trials", "2", "--no_wait"]) == 0
     ((*_, body),) = head.requests("POST")
     assert json.loads(body)["metadata"]["command"] == "raytrain sweep 'a sweep.py' --out /x --trials 2"
+    known = json.loads(body)["runtime_env"]["env_vars"]
+    assert known["RAYTRAIN_GIT"] == "abc with changes", "the copy has no .git"
 
 
 def test_file_with_a_sweep_and_an_experiment_is_neither(working: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raytrain.driver import environment
+from raytrain.run import repository
 
 
 def git(folder: Path, *words: str) -> str:
@@ -18,21 +18,25 @@ def git(folder: Path, *words: str) -> str:
 
 
 def state(folder: Path) -> tuple[str | None, bool | None]:
-    environment._git.cache_clear()
-    return environment._git(str(folder))
+    repository.commit_of.cache_clear()
+    return repository.commit_of(str(folder))
 
 
-def test_a_commit_is_named_with_changes_of_tracked_files(tmp_path: Path) -> None:
+def test_a_commit_is_named_with_changes_of_tracked_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q")
-    assert state(tmp_path) == (None, None)
+    assert state(tmp_path) == (None, None) and repository.to_send(str(tmp_path)) == {}
     (tmp_path / "a.py").write_text("1")
     git(tmp_path, "add", "a.py")
     git(tmp_path, "commit", "-q", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
     (tmp_path / "other").write_text("untracked")
     assert state(tmp_path) == (commit, False)
+    assert repository.to_send(str(tmp_path)) == {"RAYTRAIN_GIT": commit}
     (tmp_path / "a.py").write_text("2")
     assert state(tmp_path) == (commit, True)
+    for name, value in repository.to_send(str(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    assert repository.here() == (commit, True), "of the project that was sent, not of this folder"
     assert state(tmp_path / "none") == (None, None)
 
 
@@ -41,6 +45,6 @@ def test_a_missing_or_slow_git_is_done_without(tmp_path: Path, monkeypatch: pyte
     assert state(tmp_path) == (None, None)
     (tmp_path / "git").write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     (tmp_path / "git").chmod(0o755)
-    monkeypatch.setattr(environment, "_GIT_SECONDS", 0.2)
+    monkeypatch.setattr(repository, "_SECONDS", 0.2)
     began = time.monotonic()
     assert state(tmp_path) == (None, None) and time.monotonic() - began < 30
