@@ -35,7 +35,8 @@ class Folds:
     so where there are classes."""
     group: str | None = None
     """Column of the index (`Index.columns`) that names the group of each sample, such as a patient. No group is spread
-    over several folds."""
+    over several folds. Where there are as many groups as folds, as in a column that names the fold of each sample, they
+    are the folds in their order."""
     group_pattern: str | None = None
     """The same by a regular expression that is searched in the name of each sample's file: the group is its first pair
     of parentheses, as in `(patient_\\d+)`."""
@@ -88,7 +89,8 @@ class Folds:
         """Return the fold in which each sample validates, int64 [n].
 
         Raises:
-            UserError: there are fewer samples, groups or samples of a class than folds, or the groups cannot be read.
+            UserError: there are fewer samples, groups or samples of a class than folds, a sample has no group, or the
+                groups cannot be read.
         """
         groups = self._groups(index)
         units = len(index) if groups is None else int(groups.max()) + 1
@@ -100,7 +102,7 @@ class Folds:
         if index.validates is not None:  # those that validate are spread evenly by themselves
             labels = 2 * labels + index.validates
         if groups is not None:
-            return self._of_groups(labels, groups)[groups]
+            return groups if units == self.count else self._of_groups(labels, groups)[groups]
         found = np.empty(len(index), np.int64)
         ranked = np.concatenate([self._shuffled(np.flatnonzero(labels == one)) for one in np.unique(labels)])
         found[ranked] = np.arange(len(index)) % self.count  # each class goes on where the last one ended
@@ -126,7 +128,13 @@ class Folds:
     def _groups(self, index: Index) -> np.ndarray | None:
         """Return the number of each sample's group, int64 [n], without gaps; None for no groups."""
         if self.group is not None:
-            return np.unique(index.column(self.group, "in data.folds.group"), return_inverse=True)[1].reshape(-1)
+            names = index.column(self.group, "in data.folds.group")
+            lacking = np.flatnonzero((names == "") | (names != names))  # no text, or NaN
+            if len(lacking):
+                what = f"{index.name(int(lacking[0]))} has no group in column {self.group!r}"
+                more = f" ({len(lacking)} of {len(index)} samples)"
+                raise errors.UserError(what + more, "in data.folds.group", "give each sample one")
+            return _numbered(names)
         if self.group_pattern is None:
             return None
         where = "in data.folds.group_pattern"
@@ -140,8 +148,7 @@ class Folds:
             what = f"group_pattern {self.group_pattern!r} finds no group in {lacking[0]}"
             more = f" ({len(lacking)} of {len(names)} files)"
             raise errors.UserError(what + more, where, "let it match every file, as in (patient_\\d+)")
-        found = np.array([match[1] for match in matches if match])
-        return np.unique(found, return_inverse=True)[1].reshape(-1)
+        return _numbered(np.array([match[1] for match in matches if match]))
 
     def _of_groups(self, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Return the fold of each group, int64 [groups]: the largest groups first, each in the fold in which the
@@ -163,3 +170,10 @@ class Folds:
     def _shuffled(self, values: np.ndarray) -> np.ndarray:
         n = len(values)
         return values[order.samples(order.key(self.seed, _FOLDS), 0, n, np.arange(n))]
+
+
+def _numbered(names: np.ndarray) -> np.ndarray:
+    """Return the number of each name among all in their order, that of numbers if all are whole numbers, int64 [n]."""
+    if names.dtype.kind not in "iuf" and all(re.fullmatch(r"-?\d{1,18}", str(name)) for name in np.unique(names)):
+        names = names.astype(np.int64)
+    return np.unique(names, return_inverse=True)[1].reshape(-1)

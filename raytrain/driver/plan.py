@@ -18,6 +18,7 @@ from raytrain.data import Data, Index
 from raytrain.data.checks import check_samples, checked_indices
 from raytrain.data.sampler import check_sampler
 from raytrain.driver import (
+    data_notes,
     data_room,
     first_step,
     gpu_decoding,
@@ -243,7 +244,7 @@ def make(
     held = _held(experiment, module)
     experiment = replace(experiment, memory_format=memory_format(experiment, one, len(train.classes), module))
     counts = count_parameters(module), sum(p.numel() for p in module.parameters() if p.requires_grad)
-    of_data = [*experiment.data.notes(), *train.notes, *experiment.data.size_notes(train)]
+    of_data = data_notes.notes(experiment.data, indices, compared=surveyed is None)
     notes = [*begin, *experiment.model.notes(), *of_data, *notes]
     notes += data_room.notes(experiment, indices, resources, mode, module, resumed) if surveyed is None else []
     floor = baseline(experiment, indices, output) if surveyed is None else UNKNOWN
