@@ -199,7 +199,7 @@ def extra_missing(what: str, package: str, extra: str) -> UserError:
 
 def secret_in_url(flag: str, secret: str = "a password") -> UserError:
     return UserError(
-        f"the URL holds {secret}, which all who see the job could read",
+        f"the URL holds {secret}, which all who see the run or the job could read",
         f"in {flag}",
         "leave it out: credentials are the nodes' environment or role",
     )

@@ -11,12 +11,14 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import parse_qsl, urlsplit
 
 from raytrain import errors
 from raytrain.watchdog import doing
@@ -24,11 +26,39 @@ from raytrain.watchdog import doing
 LARGEST = 1 << 26
 """The largest file in bytes that is read whole: raytrain writes no larger one."""
 _CHUNK = 1 << 20
+_SECRET = re.compile(r"secret|passw|token|signature|credential(?!_kind)|key$|^sig$")
+"""Names of a URL's options that hold secrets, in lower case; `sig` is that of Azure's shared access signatures."""
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
+"""A URL with a password, as the value of another URL's option."""
 
 
 def is_url(place: Path | str) -> bool:
     """Return whether a place is a URL, not a path of this machine."""
     return "://" in str(place)
+
+
+def check_no_secret(url: str, flag: str) -> None:
+    """Check that a URL holds no password or other secret, since runs and jobs store and show URLs. The name of an HDFS
+    user or of Azure's container is none.
+
+    Args:
+        flag: where the user has written it, for messages.
+
+    Raises:
+        UserError: it does.
+    """
+    parts, _, options = url.partition("?")
+    given, s3 = urlsplit(parts.replace("#", "%23")), url.startswith("s3")
+    secret = ""
+    if given.password is not None or (s3 and ":" in given.netloc):  # S3's may hold a slash, which ends the host
+        secret = "a password"
+    elif s3 and given.username is not None:
+        secret = "an access key"
+    for name, value in parse_qsl(options.replace(";", "&"), keep_blank_values=True):
+        if _SECRET.search(name.lower()) or _PASSWORD.search(value):
+            secret = secret or f"a secret ({name})"
+    if secret:
+        raise errors.secret_in_url(flag, secret)
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:

@@ -28,6 +28,7 @@ from raytrain.checkpoint import layout, pulse
 from raytrain.checkpoint.layout import MANIFEST, step_of
 from raytrain.checkpoint.location import URL, join, replace_file
 from raytrain.checkpoint.rows import check_rows
+from raytrain.files import check_no_secret
 from raytrain.user_code.sources import MODULES
 from raytrain.watchdog import doing
 
@@ -48,10 +49,12 @@ class Storage:
         sending: the checkpoint that is being uploaded; it must stay in the mirror.
 
     Raises:
-        UserError: pyarrow cannot open the URL, or storage does not answer in time.
+        UserError: the URL holds a password or another secret, pyarrow cannot open it, or storage does not answer in
+            time.
     """
 
     def __init__(self, url: str):
+        check_no_secret(url, "the URL of a run")
         self.url, self.pulse, self.sending = url, pulse.pulse(url), ""
         self._files, self._root = answered(url, lambda: self._ask(lambda _: _open(url)))
         self._made: set[str] = set()

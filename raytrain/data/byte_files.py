@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
 from raytrain import errors
 from raytrain.data import patterns
-from raytrain.files import is_url
+from raytrain.files import check_no_secret, is_url
 from raytrain.watchdog import doing
 
 T = TypeVar("T")
@@ -43,8 +43,6 @@ _REFUSED = re.compile(
     r"|HTTP status 40[13]|Azure Error: \[\w*\] 40[13]"
 )
 """What the errors of S3, Google's and Azure's storage and HDFS say where the credentials are wrong."""
-_SECRET = re.compile(r"secret|passw|token|signature|credential(?!_kind)|key$|^sig$")
-"""Names of a URL's options that hold secrets, in lower case; `sig` is that of Azure's shared access signatures."""
 
 
 class File(NamedTuple):
@@ -83,23 +81,11 @@ def located(url: str) -> tuple[fs.FileSystem, str]:
     """
     parts = urlsplit(url.partition("?")[0].replace("#", "%23"))
     options = url.partition("?")[2]
-    if secret := _secret(parts, options):
-        raise errors.secret_in_url("data.root", secret)
+    check_no_secret(url, "data.root")
     given = frozenset(one for one in os.environ.items() if one[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
     place = f"{parts.scheme}://{parts.netloc}/" + (f"?{options}" if options else "")
     system, base = _system(place, os.getpid(), given)
     return system, (base.rstrip("/") + "/" + unquote(parts.path).strip("/")).rstrip("/")
-
-
-def _secret(parts: SplitResult, options: str) -> str:
-    """Return what secret a URL holds, for messages; the name of an HDFS user or of Azure's container is none."""
-    s3 = parts.scheme.startswith("s3")
-    if parts.password is not None or (s3 and ":" in parts.netloc):  # S3's may hold a slash, which ends the host
-        return "a password"
-    if s3 and parts.username is not None:
-        return "an access key"
-    names = (name for name, _ in parse_qsl(options.replace(";", "&"), keep_blank_values=True))
-    return next((f"a secret ({name})" for name in names if _SECRET.search(name.lower())), "")
 
 
 @lru_cache(maxsize=64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import urllib.parse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from raytrain import errors
 from raytrain.driver.credentials import token_file
 from raytrain.driver.ray_internals import project_files
-from raytrain.files import is_url
+from raytrain.files import check_no_secret, is_url
 
 _LIMIT = 100 * 2**20
 """The dashboard takes no larger request (`ray_constants.DASHBOARD_CLIENT_MAX_SIZE`); images and weights do not shrink
@@ -54,8 +53,7 @@ def check_storage(out: str) -> None:
         UserError: they would not, or the URL holds a secret.
     """
     if is_url(out):
-        if urllib.parse.urlsplit(out).password is not None or re.search(r"[?&]secret_key=", out):
-            raise errors.secret_in_url("--out")
+        check_no_secret(out, "--out")
     elif not Path(out).is_absolute():
         raise errors.UserError(
             f"--out {f'{out} is relative' if out else 'is not given'}, and a job runs in a "

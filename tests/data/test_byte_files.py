@@ -154,6 +154,8 @@ def test_arrow_takes_both_forms_of_azures_urls(name: str) -> None:
         ("abfss://c@account.dfs.core.windows.net/x?client%5Fsecret=hidden", "a secret (client_secret)"),
         ("abfss://c@account.dfs.core.windows.net/x?sv=2022&se=2030&sig=hidden", "a secret (sig)"),
         ("gs://bucket/x?access_token=hidden", "a secret (access_token)"),
+        ("s3://bucket/x?endpoint_override=http://me:hidden@host:9000", "a secret (endpoint_override)"),
+        ("s3://bucket/x?endpoint_override=http%3A%2F%2Fme:hidden@host", "a secret (endpoint_override)"),
         ("hdfs://host/x?fs.azure.account.key=hidden", "(fs.azure.account.key)"),
     ],
 )
