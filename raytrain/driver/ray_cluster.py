@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import NodeDiedError, RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytrain import errors
@@ -149,9 +149,18 @@ def check_shared(file: Path) -> None:
     here = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     path = file.absolute()
-    seen = ray.get([ask(node, os.path.isfile, str(path), retries=3) for node in nodes])
-    blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not there]
+    seen = [ask(node, os.path.isfile, str(path), retries=3) for node in nodes]
+    blind = [node["NodeManagerHostname"] for node, there in zip(nodes, seen, strict=True) if not _told(there)]
     if blind:
         raise errors.not_writable(
             path.parent, f"the nodes {', '.join(blind[:4])} do not see it; it must be on storage that all nodes share"
         )
+
+
+def _told(seen: Any) -> bool:
+    """Return what a node has answered; True of one that is gone, though the head took it for alive when it was asked:
+    no worker will be there."""
+    try:
+        return ray.get(seen)
+    except (NodeDiedError, TaskUnschedulableError):
+        return True

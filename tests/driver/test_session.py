@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import DIGITS, fails
+from ray.exceptions import TaskUnschedulableError, WorkerCrashedError
 
 from raytrain import errors
 from raytrain.driver import credentials, ray_cluster, session
@@ -266,3 +267,28 @@ def test_another_python_there_is_named(monkeypatch: pytest.MonkeyPatch, there: s
     ) as refused:
         ray_cluster.connect("127.0.0.1:1", verbose=False)
     assert ("RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor" in str(refused.value)) == patch
+
+
+def test_a_node_that_dies_while_it_is_asked_for_a_file_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The head takes a node for alive until it has missed some of its heartbeats."""
+    nodes = [{"NodeID": name, "NodeManagerHostname": name, "Alive": name != "d"} for name in "abcd"]
+    says: dict[str, Any] = {"b": TaskUnschedulableError("the node is gone"), "c": True}
+
+    def get(asked: str) -> bool:
+        if isinstance(says[asked], Exception):
+            raise says[asked]
+        return says[asked]
+
+    here = SimpleNamespace(get_node_id=lambda: "a")
+    known = SimpleNamespace(nodes=lambda: nodes, get=get, get_runtime_context=lambda: here)
+    monkeypatch.setattr(ray_cluster, "ray", known)
+    monkeypatch.setattr(ray_cluster, "ask", lambda node, *_, **__: node["NodeID"])
+    ray_cluster.check_shared(tmp_path / "f")
+    says["c"] = False
+    with pytest.raises(errors.UserError, match="the nodes c do not see it"):
+        ray_cluster.check_shared(tmp_path / "f")
+    says["c"] = WorkerCrashedError()
+    with pytest.raises(WorkerCrashedError):
+        ray_cluster.check_shared(tmp_path / "f")
