@@ -65,6 +65,15 @@ def why_no_room(scaling: Scaling) -> str:
     waits = [name for name, group in placement_group_table().items() if group["state"] in ("PENDING", "RESCHEDULING")]
     if not any(name.endswith(job) for name in waits):
         return "its room is reserved, and its process is starting"
+    return needed_and_free(scaling)
+
+
+def needed_and_free(scaling: Scaling) -> str:
+    """Return what workers need, and what the nodes have and what of it is free.
+
+    Args:
+        scaling: as it was planned.
+    """
     gpus, free, found = scaling.gpus_per_worker or 0.0, cluster_state.free_cpus(), []
     for node in ray.nodes():
         if node["Alive"]:

@@ -27,6 +27,7 @@ from raytrain.driver.observe import Tail
 from raytrain.driver.plan import Plan
 from raytrain.driver.ray_cluster import all_answer
 from raytrain.driver.ray_internals import cluster_state, ray_train
+from raytrain.driver.room import needed_and_free
 from raytrain.driver.session import Session
 from raytrain.driver.worker import work
 from raytrain.files import append, file_size, known_json, read_json
@@ -110,7 +111,7 @@ class Supervisor:
         """
         with self.demand:
             while True:
-                before = remote.newest(self.job.run)
+                before, in_vain = remote.newest(self.job.run), False
                 try:
                     self._train()
                     # `unfinished`: workers cannot write a status to silent storage.
@@ -119,14 +120,15 @@ class Supervisor:
                         return
                     self._say("resized", self.resizing)
                 except NoRoom as failure:
-                    self._say("waiting", str(failure))
+                    in_vain = True
+                    self._say("waiting", f"{failure}: {needed_and_free(self.job.experiment.scaling)}")
                     self.session.let_nodes_tell()
                 except RunFailed as failure:
                     self.failures = 1 if remote.newest(self.job.run) != before else self.failures + 1
                     if not failure.lost or self.failures > self.scaling.max_failures or self.interrupts.signal:
                         raise
                     self._say("lost", str(failure))
-                self._prepare_again()
+                self._prepare_again(in_vain)
 
     def _train(self) -> None:
         """Run one worker group until it ends, and watch it."""
@@ -186,8 +188,12 @@ class Supervisor:
             remote.hasten(self.job.run)
             self.resizing = why
 
-    def _prepare_again(self) -> None:
-        """Choose the number of workers again; wait until there is room for the minimum."""
+    def _prepare_again(self, in_vain: bool) -> None:
+        """Choose the number of workers again; wait until there is room for the minimum.
+
+        Args:
+            in_vain: whether they found no room, in which case they are started again and again.
+        """
         run = self.job.run
         for leftover in (*(run / "logs").glob("*_*.json"), run / "stop", run / "summary.json"):
             leftover.unlink(missing_ok=True)
@@ -206,7 +212,8 @@ class Supervisor:
                         threads = replace(self.planned, experiment=value).threads
                         self.job = replace(self.job, experiment=value, threads=threads)
                         self.demand.drop()
-                        self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''}")
+                        if not in_vain:
+                            self.observer.status(f"starting {workers} worker{'s' if workers > 1 else ''}")
                         return
             self._say("waiting", f"for room for {self.scaling.least} workers" if ready else "for storage")
             self.interrupts.stop_if_asked()

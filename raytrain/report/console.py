@@ -81,7 +81,7 @@ class Console(Logger):
     def workers(self, event: str, why: str, checkpoint: str) -> None:
         """Print a line for each time that the workers are started again."""
         self._times = []  # waiting for new workers, and steps done again, would lower the speed
-        text = f"{why}; from {checkpoint or 'the start'}"
+        text = why if event == "waiting" else f"{why}; from {checkpoint or 'the start'}"
         show(self.console, f"{event}: ", text, before_style="bold yellow")
 
     def note(self, text: str) -> None:

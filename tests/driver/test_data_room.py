@@ -23,7 +23,7 @@ from torch import nn
 
 from raytrain import MLP, Data, Experiment, ImageFolder, Index, Manifest, Packed, Scaling
 from raytrain.data import Images, cache, packing
-from raytrain.driver import data_room, ray_cluster
+from raytrain.driver import data_room, ray_cluster, room
 from raytrain.driver.resources import Node, Resources
 from raytrain.errors import BadSample, UserError
 
@@ -305,3 +305,16 @@ def test_shared_memory_without_room_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert said(Slow(), HERE, "resident") == []
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=60 << 20, f_frsize=4096))
     assert said(many, HERE, "resident") == []
+
+
+def test_what_a_run_that_finds_no_room_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        {"NodeID": name, "NodeManagerHostname": name, "Alive": name != "c", "Resources": {"CPU": 4.0, "GPU": 1.0}}
+        for name in "abc"
+    ]
+    monkeypatch.setattr(room.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(room.cluster_state, "free_cpus", lambda: {"a": 0.5})
+    said = room.needed_and_free(Scaling(workers=2, cpus_per_worker=3.0))
+    assert said == "it needs 2 workers of 3 CPUs each, and a has 4 CPUs, 0.5 CPUs free; b has 4 CPUs"
+    said = room.needed_and_free(Scaling(workers=1, cpus_per_worker=1.0, gpus_per_worker=1.0))
+    assert said.startswith("it needs 1 CPU and 1 GPU, and a has 4 CPUs and 1 GPU, 0.5 CPUs free")
