@@ -16,7 +16,7 @@ from raytrain.loggers import Logger
 from raytrain.report import sweep_page
 from raytrain.report.sweep import GrowingCSV, Table, write_files
 from raytrain.sweep import Sweep, at_url, driver
-from raytrain.sweep.sweep import load
+from raytrain.sweep.sweep_file import load
 from raytrain.sweep.sweep_run import SweepRun
 
 

@@ -18,7 +18,7 @@ from raytrain.report.trials import Configuration, Results, Spread, text
 from raytrain.run import experiment_file
 from raytrain.sweep.precision_and_batch import AXES, MACHINE
 from raytrain.sweep.space import apply
-from raytrain.sweep.sweep import load
+from raytrain.sweep.sweep_file import load
 from raytrain.tools.output import write_file
 
 RECOMMENDED = "recommended.json"

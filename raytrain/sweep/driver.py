@@ -33,7 +33,8 @@ from raytrain.run.lock import Lock
 from raytrain.sweep import record
 from raytrain.sweep.at_url import NodeUploads, Uploads
 from raytrain.sweep.space import Grid
-from raytrain.sweep.sweep import Sweep, impossible, load, to_dict
+from raytrain.sweep.sweep import Sweep, impossible
+from raytrain.sweep.sweep_file import load, to_dict
 from raytrain.sweep.sweep_plan import SweepPlan, make
 from raytrain.sweep.sweep_run import SweepRun
 from raytrain.sweep.trial_loggers import TrialLoggers

@@ -24,7 +24,7 @@ from raytrain.sweep.at_url import NodeUploads
 from raytrain.sweep.front import pareto_front
 from raytrain.sweep.points import decided
 from raytrain.sweep.space import present
-from raytrain.sweep.sweep import to_dict
+from raytrain.sweep.sweep_file import to_dict
 from raytrain.sweep.sweep_plan import SweepPlan
 from raytrain.user_code import json_types
 

@@ -22,7 +22,7 @@ from raytrain.cli.flags.parsing import describe
 from raytrain.cli.flags.train import Resume
 from raytrain.driver.options import Options
 from raytrain.run.experiment_file import load
-from raytrain.sweep.sweep import load as load_sweep
+from raytrain.sweep.sweep_file import load as load_sweep
 
 __all__ = ["no_runs", "without_ray"]
 

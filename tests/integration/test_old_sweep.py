@@ -14,7 +14,7 @@ from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
 from raytrain.sweep import driver
-from raytrain.sweep.sweep import load
+from raytrain.sweep.sweep_file import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
 OLD = Path(__file__).parents[1] / "old_runs" / "sweep"

@@ -49,7 +49,7 @@ from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
 from raytrain.run import experiment_file
 from raytrain.sweep import driver, sweep_run, tuning
-from raytrain.sweep.sweep import load
+from raytrain.sweep.sweep_file import load
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -17,7 +17,7 @@ from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
 from raytrain.sweep import driver
-from raytrain.sweep.sweep import load
+from raytrain.sweep.sweep_file import load
 from raytrain.sweep.sweep_run import SweepRun
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -20,7 +20,8 @@ from raytrain.run import experiment_file
 from raytrain.sweep import repeats
 from raytrain.sweep.precision_and_batch import precision_and_batch
 from raytrain.sweep.space import combinations
-from raytrain.sweep.sweep import Sweep, to_dict
+from raytrain.sweep.sweep import Sweep
+from raytrain.sweep.sweep_file import to_dict
 
 __all__ = ["no_runs", "without_ray"]
 

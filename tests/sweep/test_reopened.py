@@ -21,7 +21,7 @@ from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
 from raytrain.run.lock import Lock, LockHeld
 from raytrain.sweep import driver
-from raytrain.sweep.sweep import load
+from raytrain.sweep.sweep_file import load
 from raytrain.sweep.trials import Trials
 
 OLD = Path(__file__).parents[1] / "old_runs" / "sweep"

@@ -46,7 +46,8 @@ from raytrain.sweep.objective import Objective
 from raytrain.sweep.points import decided
 from raytrain.sweep.schedulers import trained
 from raytrain.sweep.space import Axis, apply, combinations
-from raytrain.sweep.sweep import impossible, load, to_dict
+from raytrain.sweep.sweep import impossible
+from raytrain.sweep.sweep_file import load, to_dict
 from raytrain.sweep.trials import Trials
 
 BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)

@@ -44,7 +44,7 @@ from raytrain.sweep import objective, record
 from raytrain.sweep.constraint import parse_constraints
 from raytrain.sweep.points import decided
 from raytrain.sweep.space import Axis, combinations, present
-from raytrain.sweep.sweep import load, to_dict
+from raytrain.sweep.sweep_file import load, to_dict
 from raytrain.sweep.trials import Trials
 
 BASE = Experiment(model=MLP(hidden=(8,)), data=Digits(), optimizer=SGD(lr=0.1), epochs=4)

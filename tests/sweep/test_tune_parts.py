@@ -41,7 +41,7 @@ from raytrain.sweep.callbacks import _Forward
 from raytrain.sweep.schedulers import trained
 from raytrain.sweep.search import NoValues
 from raytrain.sweep.steady import SCORE, TIME
-from raytrain.sweep.sweep import load, to_dict
+from raytrain.sweep.sweep_file import load, to_dict
 from raytrain.sweep.trial import Trial
 from raytrain.sweep.trials import Trials
 from raytrain.sweep.tune_callback import Told

@@ -35,7 +35,7 @@ from raytrain import (
     config,
 )
 from raytrain.run.experiment_file import load, load_with_code, save
-from raytrain.sweep.sweep import load as load_sweep
+from raytrain.sweep.sweep_file import load as load_sweep
 from raytrain.sweep.sweep_run import SweepRun
 
 OLD = Path(__file__).parents[1] / "old_runs"

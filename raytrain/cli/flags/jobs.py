@@ -15,7 +15,8 @@ from raytrain.cli.flags.precision_and_batch import FLAG, parse_on
 from raytrain.cli.flags.sweep import parse_sweep
 from raytrain.cli.flags.train import parse_training
 from raytrain.driver.options import Options
-from raytrain.sweep.sweep import Sweep, is_sweep
+from raytrain.sweep.sweep import Sweep
+from raytrain.sweep.sweep_file import is_sweep
 
 _ID = "The job's id, which `submit` prints."
 _JOB = tyro.conf.arg(metavar="JOB", help=_ID)

@@ -16,7 +16,7 @@ from raytrain.driver.options import Options
 from raytrain.experiment import Experiment
 from raytrain.files import is_url
 from raytrain.run.experiment_file import load as load_experiment
-from raytrain.sweep import Grid, Scheduler, Search, Sweep
+from raytrain.sweep import Grid, Scheduler, Search, Sweep, sweep_file
 from raytrain.sweep import sweep as sweeps
 
 
@@ -91,7 +91,7 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
     path = arguments[0]
     if is_url(path):  # of a sweep there, the directory on this machine that has its files comes in its place
         raise errors.not_a_sweep(path)
-    value, source = sweeps.load(path)
+    value, source = sweep_file.load(path)
     for axis in value.axes:
         if take(arguments[1:], f"--{axis.path}")[0]:
             raise errors.UserError(f"--{axis.path} is what the sweep varies", "", "change the axis in its file")
