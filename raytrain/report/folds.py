@@ -15,6 +15,9 @@ from raytrain.report.trials import Results, plain
 from raytrain.sweep import record
 from raytrain.tools.output import write_file
 
+WITHOUT = "--data.folds.count", "0", "--data.folds.fold", "0"
+"""Flags that train the experiment of a fold on the source's own splits."""
+
 
 def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
     """Return what folds.json holds: `folds`, `monitor`, `missing` (the folds without a result) and `metrics`, of each
@@ -86,7 +89,7 @@ def following(path: Path, where: str, results: Results) -> list[tuple[str, ...]]
     if not is_url(where):
         experiment = f"{run}/experiment.json"
     return [
-        ("raytrain", "train", experiment, "--data.folds.count", "0", "--data.folds.fold", "0"),
+        ("raytrain", "train", experiment, *WITHOUT),
         ("raytrain", "evaluate", where if all(trial.counts for trial in results.trials) else run),
     ]
 

@@ -146,7 +146,7 @@ class Table(Logger):
         if of_folds:
             following += folds.following(path, run.where, results)
         elif results.best is not None:
-            following += self._of_best(run, results.best)
+            following += self._of_best(run, results)
         if following:
             show_next(self.console, following)
 
@@ -156,15 +156,16 @@ class Table(Logger):
             self._live.stop()
         self._live = None
 
-    def _of_best(self, sweep: RunInfo, number: int) -> list[tuple[str, ...]]:
-        """Return the commands that go on with the best trial."""
+    def _of_best(self, sweep: RunInfo, results: Results) -> list[tuple[str, ...]]:
+        """Return the commands that go on with the best trial, or train the best configuration without folds."""
+        number = results.best
         run = location.join(sweep.where, f"trials/{number:04d}")
         named = [name for name in (precision_and_batch.RECOMMENDED, "best.json") if (sweep.path / name).is_file()]
         best = location.join(sweep.where, named[0]) if named else location.join(run, "experiment.json")
         if is_url(best):  # `train` reads files: this one is in the mirror
             best = str(sweep.path / (named[0] if named else f"trials/{number:04d}/experiment.json"))
         return [
-            ("raytrain", "train", best),
+            ("raytrain", "train", best, *(folds.WITHOUT if results.by_fold else ())),
             ("raytrain", "evaluate", run),
             ("raytrain", "export", run, "model.pth"),
         ]

@@ -86,7 +86,8 @@ def _best(path: Path, results: Results) -> str:
     return (
         table(f"Trial {best.number}", ("field", "value"), [*values, *reached])
         + f"<p>Its own page: <code>raytrain report {safe(run)}</code></p>"
-        + f"<p>Train it again: <code>raytrain train {safe(shlex.quote(public(str(path / 'best.json'))))}</code></p>"
+        + f"<p>Train it again: <code>raytrain train {safe(shlex.quote(public(str(path / 'best.json'))))}"
+        + f"{' '.join(('', *folds.WITHOUT)) if results.by_fold else ''}</code></p>"
     )
 
 

@@ -149,7 +149,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Trials that differ in their seeds alone."""
+    """Trials that differ in their seeds or folds alone."""
 
     number: int
     trials: tuple[int, ...]
@@ -204,6 +204,8 @@ class Results:
     confidence: float = 0.95
     limits: tuple[str, ...] = ()
     """The constraints of the sweep."""
+    by_fold: bool = False
+    """Whether the trials of a configuration are those of a cross-validation."""
     each: str = "trial"
     """What each of `trials` is: a trial, or a configuration; see `sweep_figures.by_configuration`."""
 
@@ -239,6 +241,7 @@ class Results:
             tuple(Configuration.of(row, place, len(objectives)) for place, row in enumerate(groups)),
             (number(sweep.get("confidence")) if isinstance(sweep, dict) else None) or 0.95,
             tuple(plain(str(one)) for one in limits) if isinstance(limits, list) else (),
+            isinstance(sweep, dict) and sweep.get("by_fold") is True,
         )
         return replace(found, best=None, front=()) if found.of_folds else found
 

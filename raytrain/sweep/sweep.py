@@ -11,6 +11,7 @@ from typing import Any
 
 from raytrain import config, errors
 from raytrain.config import above, at_least, between
+from raytrain.data.folds import AXIS
 from raytrain.experiment import Experiment
 from raytrain.sweep.constraint import Constraint, parse_constraints
 from raytrain.sweep.objective import Objective, parse
@@ -24,7 +25,7 @@ from raytrain.user_code import parts
 
 FLAGS = (
     *("experiment", "objective", "search", "scheduler", "trials", "budget_seconds", "concurrent", "memory_gib"),
-    *("timeout_seconds", "retries", "keep", "constraints", "repeats", "confidence"),
+    *("timeout_seconds", "retries", "keep", "constraints", "repeats", "by_fold", "confidence"),
 )
 """The fields that the command line can set: all but the axes, the first points and the callbacks."""
 _PARTS = {"axes[]": Axis, "search": Search, "scheduler": Scheduler, "callbacks[]": TuneCallback}
@@ -80,12 +81,17 @@ class Sweep:
     repeats: int = 1
     """Trials of each configuration, with seeds of their own. Configurations rank by their mean, and a search is told
     the mean. One of which a repeat has no result, or breaks a constraint, has no mean."""
+    by_fold: bool = False
+    """Let the repeats of a configuration be the folds of `data.folds`, with the experiment's own seed: it is trained
+    once for each of them, and ranks by the mean of the cross-validation. `repeats` is then the number of folds."""
     confidence: float = 0.95
-    """With `repeats`: the confidence of the intervals of the means, and of all statements together that two
+    """With `repeats` or `by_fold`: the confidence of the means' intervals, and of all statements together that two
     configurations differ."""
 
     def __post_init__(self) -> None:
         parts.check_kinds(self, _PARTS)
+        if self.by_fold and self.repeats == 1:
+            object.__setattr__(self, "repeats", max(1, self.experiment.data.folds.count))
         config.check(
             self,
             trials=at_least(1),
@@ -171,15 +177,35 @@ class Sweep:
         """Check that repeats can be compared.
 
         Raises:
-            UserError: their seeds are an axis, or a scheduler ends or changes some of them.
+            UserError: their seeds are an axis, there are not as many as folds, or a scheduler ends or changes some of
+                them.
         """
-        if self.repeats > 1 and "seed" in axes:
+        if self.by_fold:
+            self._check_folds(axes)
+        elif self.repeats > 1 and "seed" in axes:
             what = "an axis over seed has no effect beside repeats, which have seeds of their own"
             raise errors.UserError(what, "in Sweep.axes", "leave the axis out, or set repeats=1")
         if self.repeats > 1 and not isinstance(self.scheduler, Complete):
             what = f"{type(self.scheduler).__name__} would compare repeats that it has ended or changed at other times"
             how = "use Complete(), or let the scheduler find the best values first and repeat those"
             raise errors.UserError(what, "in Sweep.repeats", how)
+
+    def _check_folds(self, axes: list[str]) -> None:
+        """Check that each configuration can be repeated on all folds.
+
+        Raises:
+            UserError: the experiment has no folds, or other ones than repeats, or an axis changes them.
+        """
+        count = self.experiment.data.folds.count
+        if not count:
+            how = "set data=...(folds=Folds(5)), or --data.folds.count 5"
+            raise errors.UserError("by_fold repeats on the folds of data.folds, and it has none", "in Sweep", how)
+        if self.repeats != count:
+            what = f"by_fold repeats each configuration on {count} folds, got repeats={self.repeats}"
+            raise errors.UserError(what, "in Sweep.repeats", "leave repeats out")
+        if split := [path for path in axes if path == "data" or config.is_below(path, "data.folds")]:
+            what = f"an axis over {split[0]} would change the folds on which by_fold compares configurations"
+            raise errors.UserError(what, "in Sweep.axes", "leave the axis out, or by_fold")
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -227,7 +253,9 @@ class Sweep:
         found = apply(self.experiment, values)
         if found.scaling.elastic:
             raise errors.elastic_trial(str(found.scaling.workers))
-        if repeat:
+        if self.by_fold:
+            found = config.replace(found, AXIS, repeat)
+        elif repeat:
             found = replace(found, seed=seed_of(found.seed, repeat))
         first = self.objectives[0]
         if first.every_epoch:  # the weights that are kept are those of the best epoch

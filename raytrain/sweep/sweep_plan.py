@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raytrain import config, errors, files
+from raytrain.data.folds import AXIS
 from raytrain.driver import data_room, plan, sizing
 from raytrain.driver.plan import Plan
 from raytrain.driver.resources import Resources
@@ -26,6 +27,7 @@ _TAKES = 1 << 24
 """Bytes that the plan counts for a trial's logs and metrics, besides its checkpoints."""
 _ROOM_CPUS = 0.25
 """CPUs from which a worker of another run has room: the fewest that one reserves by itself."""
+_BY_FOLD = "trials rank by how easy their fold is: without its axis, by_fold=True ranks configurations by all folds"
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class SweepPlan:
                 else {}
             ),
             **({"budget": f"{s.budget_seconds:g} s"} if s.budget_seconds else {}),
+            **({"note": _BY_FOLD} if AXIS in axes and len(axes) > 1 else {}),
         }
         of_base = [line for line in self.base.lines() if line[0] not in ("run", "workers", "batch")]
         return [*own.items(), ("example", f"a trial with {example}:"), *of_base, ("in", path)]
@@ -172,7 +175,8 @@ def _repeated(s: Sweep) -> str:
     if s.repeats == 1:
         return ""
     turns = "in turn" if s.rounds else "one after the other"
-    return f", {s.configurations} configurations with {s.repeats} seeds each, {turns}"
+    each = f"on {s.repeats} folds" if s.by_fold else f"with {s.repeats} seeds"
+    return f", {s.configurations} configurations {each} each, {turns}"
 
 
 def make(value: Sweep, find_resources: Callable[[], Resources], out: Path) -> SweepPlan:

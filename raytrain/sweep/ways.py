@@ -51,14 +51,14 @@ def found(value: Sweep) -> dict[str, list[Experiment]]:
     ways, known = dict[str, dict[str, Experiment]](), dict[str, str]()
     firsts = {axis.path: axis.examples()[0] for axis in value.axes}
 
-    def add(values: dict[str, Any]) -> bool:
+    def add(values: dict[str, Any], repeat: int = 0) -> bool:
         try:
-            one = value.trial(values)
+            one = value.trial(values, repeat)
             read = repr((type(one.data), config.to_dict(one.data), one.model.weights_input()))
             if read not in known:  # it takes longer than to make a trial
                 known[read] = way(one)
             ways.setdefault(known[read], {}).setdefault(repr(one.model), one)
-            return True
+            return not value.by_fold or repeat + 1 == value.repeats or add(values, repeat + 1)
         except errors.UserError:
             return False
 

@@ -61,3 +61,35 @@ def test_folds_are_plain_runs_of_their_splits_and_resume(
     (path / "folds.json").unlink()
     driver.resume(path, load(path)[0], Options(), Logger(), 0.0, write_files)
     assert json.loads((path / "folds.json").read_text()) == whole
+
+
+def test_configurations_are_compared_by_all_folds_and_a_sweep_that_was_cut_off_goes_on(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, pack = [], packing.pack
+    monkeypatch.setattr(
+        packing, "pack", lambda data, index, *a, **k: (read.append(len(index)), pack(data, index, *a, **k))[1]
+    )
+    base = Experiment(MLP(hidden=(16,)), Digits(folds=Folds(2)), optimizer=SGD(lr=0.05), epochs=1)
+    sweep = Sweep(base, (Grid("optimizer.lr", (0.001, 0.1)),), by_fold=True, concurrent=1)
+    found = driver.sweep(sweep, Options(str(tmp_path), "cv"), Logger(), None, 0.0, write_files)
+    assert found is not None and read == [1438], "all folds share one copy of the samples"
+    scores = dict[tuple[float, int], float]()
+    for trial in found.trials:
+        run = Run(found.run_at(trial["number"]))
+        e = run.experiment
+        assert (e.data.folds.fold, e.seed) == (trial["repeat"], base.seed)
+        alone = new_run(tmp_path / f"alone-{trial['number']}", e)
+        ranks.run(1, train_rank, e, alone, checked_indices(e.data))
+        np.testing.assert_array_equal(losses(run.path), losses(alone))
+        scores[trial["values"]["optimizer.lr"], trial["repeat"]] = run.summary["val_accuracy"]
+    assert len(scores) == 4
+    best, other = found.configurations
+    assert (best["values"], other["values"]) == ({"optimizer.lr": 0.1}, {"optimizer.lr": 0.001})
+    for one, lr in ((best, 0.1), (other, 0.001)):
+        assert one["objectives"][0]["mean"] == pytest.approx((scores[lr, 0] + scores[lr, 1]) / 2)
+    before = (tmp_path / "cv" / "best.json").read_bytes()
+    shutil.rmtree(tmp_path / "cv" / "trials" / "0003")  # as after a kill before the last trial began
+    driver.resume(tmp_path / "cv", load(tmp_path / "cv")[0], Options(), Logger(), 0.0, write_files)
+    assert raytrain.SweepRun(tmp_path / "cv").configurations == found.configurations
+    assert (tmp_path / "cv" / "best.json").read_bytes() == before

@@ -12,12 +12,12 @@ from helpers.commands import fails, no_runs, without_ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytrain import ASHA, MLP, TPE, Digits, Experiment, Grid, LogUniform, Sweep, UserError
+from raytrain import ASHA, MLP, TPE, Digits, Experiment, Folds, Grid, LogUniform, Sweep, UserError, config
 from raytrain.driver.resources import Node, Resources
 from raytrain.report.configurations import verdicts
 from raytrain.report.trials import Results
 from raytrain.run import experiment_file
-from raytrain.sweep import record, repeats
+from raytrain.sweep import record, repeats, sweep_file
 from raytrain.sweep.objective import Objective
 from raytrain.sweep.search import Proposals, Search
 from raytrain.sweep.space import Axis
@@ -53,6 +53,36 @@ def test_the_first_repeat_has_the_seed_of_the_experiment_and_others_their_own() 
     assert seeds[0] == 7 and len({*seeds}) == 3 and all(0 <= seed < 2**31 for seed in seeds)
     assert seeds == [sweep.trial({"optimizer.lr": 0.01}, repeat).seed for repeat in range(3)], "tests can be paired"
     assert Sweep(BASE, (LR,)).trial({"optimizer.lr": 0.1}) == replace(sweep.trial({"optimizer.lr": 0.1}), seed=7)
+
+
+FOLDED = replace(BASE, data=Digits(folds=Folds(3, 2)))
+
+
+def test_repeats_are_the_folds_of_one_seed() -> None:
+    sweep = Sweep(FOLDED, (LR,), by_fold=True)
+    assert (sweep.repeats, sweep.configurations, sweep.count) == (3, 3, 9)
+    trials = [sweep.trial({"optimizer.lr": 0.1}, repeat) for repeat in range(3)]
+    assert [one.data.folds.fold for one in trials] == [0, 1, 2] and {one.seed for one in trials} == {7}
+    kept = sweep_file.to_dict(sweep)
+    assert config.from_dict(Sweep, json.loads(json.dumps(kept)), Path("sweep.json")) == sweep
+
+
+def test_the_plan_of_a_sweep_by_fold_reads_each_fold(tmp_path: Path) -> None:
+    axes = (LR, Grid("data.augment.flip", (0.5, 0.0)))
+    found = make(Sweep(FOLDED, axes, by_fold=True), lambda: RESOURCES, tmp_path)
+    assert ", 6 configurations on 3 folds each, in turn;" in dict(found.lines(""))["sweep"]
+    folds = [one.experiment.data.folds.fold for one in found.variants.values()]
+    assert sorted(folds) == [0, 1, 2]
+    for repeat in range(3):
+        one = found.sweep.trial({"optimizer.lr": 0.01, "data.augment.flip": 0.0}, repeat)
+        assert found.reading(one).experiment.data.folds.fold == repeat
+    beside = make(Sweep(FOLDED, (LR, Grid("data.folds.fold", (0, 1, 2)))), lambda: RESOURCES, tmp_path)
+    assert ("note", "trials rank by how easy their fold is: without its axis, by_fold=True ranks") in [
+        (what, how[: len("trials rank by how easy their fold is: without its axis, by_fold=True ranks")])
+        for what, how in beside.lines("")
+    ]
+    alone = make(Sweep(FOLDED, (Grid("data.folds.fold", (0, 1, 2)),)), lambda: RESOURCES, tmp_path)
+    assert not [how for what, how in alone.lines("") if how.startswith("trials rank")]
 
 
 def test_configurations_rank_by_their_mean_and_those_that_failed_once_not_at_all() -> None:
@@ -204,13 +234,22 @@ def test_a_search_proposes_configurations_and_is_told_their_means_once_also_by_a
         ({"axes": (Grid("seed", (1, 2)),), "repeats": 2}, "an axis over seed has no effect beside repeats"),
         ({"scheduler": ASHA(), "repeats": 2}, "ASHA would compare repeats that it has ended"),
         ({"repeats": 0}, "repeats = 0 is out of range"),
+        ({"by_fold": True}, "by_fold repeats on the folds of data.folds, and it has none"),
+        ({"by_fold": True, "experiment": FOLDED, "repeats": 5}, "on 3 folds, got repeats=5"),
+        (
+            {"by_fold": True, "experiment": FOLDED, "axes": (Grid("data.folds.seed", (0, 1)),)},
+            "an axis over data.folds.seed would change the folds",
+        ),
+        (
+            {"by_fold": True, "experiment": replace(FOLDED, epochs=4), "scheduler": ASHA()},
+            "ASHA would compare repeats that it has ended",
+        ),
         ({"repeats": 2, "confidence": 1.0}, "confidence = 1.0 is out of range"),
     ],
 )
 def test_repeats_that_cannot_be_compared_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        fields = {"axes": (LR,), **fields}
-        Sweep(replace(BASE, epochs=4), **fields)
+        Sweep(**{"experiment": replace(BASE, epochs=4), "axes": (LR,), **fields})
 
 
 def test_the_plan_says_what_is_repeated_and_counts_the_weights_that_are_kept(tmp_path: Path) -> None:

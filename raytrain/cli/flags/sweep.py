@@ -111,7 +111,8 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
         retries: int = value.retries,
         keep: int = value.keep,
         constraints: tuple[str, ...] = value.constraints,
-        repeats: int = value.repeats,
+        repeats: int = 1 if value.by_fold else value.repeats,
+        by_fold: bool = value.by_fold,
         confidence: float = value.confidence,
     ) -> tuple[dict[str, Any], Options]:
         """Run a sweep.
@@ -129,6 +130,8 @@ def parse_sweep(arguments: list[str], command: str, default: AnyOptions) -> tupl
             keep: The best so many trials keep their weights.
             constraints: Limits to figures of a trial, as "peak_memory_bytes <= 8 GiB".
             repeats: Trials of each configuration, with seeds of their own; configurations rank by their mean.
+            by_fold: Repeat each configuration on all folds of --data.folds in place of seeds: it ranks by the mean of
+                the cross-validation.
             confidence: With repeats, the confidence of intervals and of statements that configurations differ.
         """
         given = {name: found for name, found in locals().items() if name in sweeps.FLAGS}
