@@ -10,6 +10,8 @@ import numpy as np
 from raytrain import order
 from raytrain.data.source import Data
 
+FRACTION = (lambda share: 0 <= share < 1, "from 0 (all samples train and validate) to below 1")
+"""What `val_fraction` must be."""
 _MARK = "_evaluated"
 _Split = TypeVar("_Split")
 
@@ -22,14 +24,25 @@ def for_evaluation(data: Data) -> Data:
     return found
 
 
+def told(data: Any, of: str = "each class is") -> str:
+    """Return what is held out, for notes.
+
+    Args:
+        of: what a share is held out of, with its verb.
+    """
+    if not data.val_fraction:
+        return "all samples train and validate, so val's metrics say nothing about new ones (--data.val_fraction 0)"
+    return f"{data.val_fraction:.0%} of {of} used for validation (--data.val_fraction)"
+
+
 def hold_out(data: Any, strata: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the samples that train, and of those that validate, sorted int64 arrays: the source's
-    `val_fraction` of each class; or all of them in both, for an evaluation of other data.
+    `val_fraction` of each class; or all of them in both, where that is 0 and for an evaluation of other data.
 
     Args:
         strata: the samples' classes, int64 [n].
     """
-    if _MARK in vars(data):
+    if _MARK in vars(data) or not data.val_fraction:
         every = np.arange(len(strata))
         return every, every
     return order.stratified(strata, data.val_fraction, data.split_seed)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import between, check
+from raytrain.config import check
 from raytrain.data.checks import classes_differ
-from raytrain.data.hold_out import hold_out, with_train
+from raytrain.data.hold_out import FRACTION, hold_out, told, with_train
 from raytrain.data.images import SPLITS, FileImages, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
@@ -37,7 +37,7 @@ class ImageFolder(FileImages):
     files that may have been written to in place; all lists the folders again and looks at each file."""
 
     def __post_init__(self) -> None:
-        check(self, val_fraction=between(0, 1))
+        check(self, val_fraction=FRACTION)
         super().__post_init__()
 
     def index(self) -> dict[str, Index]:
@@ -94,9 +94,7 @@ class ImageFolder(FileImages):
         found = _split_folders(with_pillow().trees.tree(self.root)) if there else {}
         if "train" not in found or "val" in found or self.folds.count:
             return []
-        share = (
-            f"{self.val_fraction:.0%} of each class of {found['train']} is used for validation (--data.val_fraction)"
-        )
+        share = told(self, f"each class of {found['train']} is")
         test = "; test is left for `raytrain evaluate --split test`" if "test" in found else ""
         return [f"{self.root} has no val folder: {share}{test}"]
 

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import between, check
+from raytrain.config import check
 from raytrain.data import masks, patterns, table_columns, targets
-from raytrain.data.hold_out import hold_out, with_train
+from raytrain.data.hold_out import FRACTION, hold_out, told, with_train
 from raytrain.data.images import SPLITS, absolute, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Field, Index
@@ -73,14 +73,15 @@ class Manifest(masks.MaskedImages):
     folder: str = ""
     """What relative paths are relative to; by default the folder of the table."""
     val_fraction: float = 0.2
-    """Share of each class, or of all samples with `target`, `labels` or `mask`, that validates if no row is in val."""
+    """Share of each class, or of all samples with `target`, `labels` or `mask`, that validates if no row is in val;
+    0 lets all samples train, and the same ones validate."""
     split_seed: int = 0
     """Seed that chooses the held-out images."""
 
     def __post_init__(self) -> None:
         check(
             self,
-            val_fraction=between(0, 1),
+            val_fraction=FRACTION,
             separator=(bool, "that is not empty"),
         )
         if self.suffix and self.bytes:
@@ -340,7 +341,7 @@ class Manifest(masks.MaskedImages):
     @property
     def _share(self) -> str:
         of = "all samples are" if self.target or self.labels or self.mask else "each class is"
-        return f"{self.val_fraction:.0%} of {of} used for validation (--data.val_fraction)"
+        return told(self, of)
 
     @property
     def _image(self) -> Field:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import between, check
-from raytrain.data.hold_out import hold_out, with_train
+from raytrain.config import check
+from raytrain.data.hold_out import FRACTION, hold_out, told, with_train
 from raytrain.data.images import SPLITS, split_folders
 from raytrain.data.late import with_pillow
 from raytrain.data.masks import MaskedImages, MaskIndex, beside, hint
@@ -105,7 +105,7 @@ class MaskFolder(MaskedImages):
             lambda name: bool(_parts(name)) and ".." not in _parts(name) and name[0] != "/",
             "that is a folder below data.root",
         )
-        check(self, val_fraction=between(0, 1), images=inside, masks=inside)
+        check(self, val_fraction=FRACTION, images=inside, masks=inside)
         if _parts(self.images) == _parts(self.masks) and self.image_ending == self.mask_ending:
             what = f"images and masks are both in {self.images!r}, and their names end alike"
             raise errors.UserError(what, "in data", "say how the names end: --data.mask_ending _mask")
@@ -130,8 +130,7 @@ class MaskFolder(MaskedImages):
             if not len(held_out):
                 raise errors.UserError("there is one image alone", tree.root, "give it a val folder, or more images")
             found["train"], found["val"] = whole.take(rest), replace(whole.take(held_out), split="val", ignored=())
-            share = f"{self.val_fraction:.0%} of the images is used for validation (--data.val_fraction)"
-            notes.insert(0, f"{tree.root} has no val folder: {share}")
+            notes.insert(0, f"{tree.root} has no val folder: {told(self, 'the images is')}")
         found["train"] = replace(found["train"], notes=(*notes, *self.missing_notes(found)))
         return {split: found[split] for split in SPLITS if split in found}
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import between, check
+from raytrain.config import check
 from raytrain.data.checks import classes_differ
-from raytrain.data.hold_out import hold_out
+from raytrain.data.hold_out import FRACTION, hold_out
 from raytrain.data.source import Data, Field, Index
 from raytrain.user_code.places import calling, reason
 from raytrain.user_code.wrappers import Wrapped, Wraps, takes, target_of, where_is
@@ -55,7 +55,7 @@ class TorchData(Wrapped, Data):
     """What it wraps."""
 
     def __post_init__(self) -> None:
-        check(self, val_fraction=between(0, 1))
+        check(self, val_fraction=FRACTION)
         super().__post_init__()
 
     def index(self) -> dict[str, Index]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from raytrain import errors
-from raytrain.config import between, check
-from raytrain.data.hold_out import hold_out, with_train
+from raytrain.config import check
+from raytrain.data.hold_out import FRACTION, hold_out, told, with_train
 from raytrain.data.images import SPLITS, Images, splits_of
 from raytrain.data.late import with_pillow
 from raytrain.data.source import Index
@@ -41,7 +41,7 @@ class WebDataset(Images):
     """Seed that chooses the held-out images."""
 
     def __post_init__(self) -> None:
-        check(self, val_fraction=between(0, 1))
+        check(self, val_fraction=FRACTION)
         super().__post_init__()
         if self._label_suffix.startswith("json") and not self._label_suffix.startswith("json."):
             raise errors.UserError("label names a .json member, but no entry", "in WebDataset", 'write "json.label"')
@@ -133,8 +133,7 @@ class WebDataset(Images):
             left = f"{count:,} {samples[0]} a label and no image, and {samples[1]} left out"
             found = [f"{left}: {first}{' ...' if count > 1 else ''} (images are {kinds})"]
         if 1 not in self._splits(files) and not self.folds.count:
-            held_out = f"{self.val_fraction:.0%} of each class is used for validation (--data.val_fraction)"
-            found.append(f"no shard's name tells that it is of val: {held_out}")
+            found.append(f"no shard's name tells that it is of val: {told(self)}")
         return [*found, *super().notes()]
 
     def cache_entry(self, index: Index) -> Path | None:

@@ -59,7 +59,7 @@ def _twice(train: Index, val: Index) -> list[str]:
     files = np.concatenate([chunk.indices.to_numpy() for chunk in codes.chunks])
     found = []
     common = np.intersect1d(files[: len(train)], files[len(train) :])
-    if len(common):
+    if 0 < len(common) < len(np.unique(files)):  # all of them are held out of nothing on purpose
         one = both[int(np.argmax(files == common[0]))].as_py()
         found.append(f"{_counted(len(common))} both in train and in val, such as {one}")
     if train.labels is not None and val.labels is not None:

@@ -29,6 +29,7 @@ from raytrain import (
     config,
 )
 from raytrain.data.checks import checked_indices, checked_read
+from raytrain.driver import data_notes
 from raytrain.errors import UserError
 from raytrain.sweep import record
 
@@ -177,6 +178,21 @@ def test_folds_have_all_samples_of_data_without_a_val_split(unsplit: dict[str, D
     found = checked_indices(folded)
     assert {split: len(index) for split, index in found.items()} == {"train": 8, "val": 4}
     assert not any("used for validation" in note for note in (*folded.notes(), *found["train"].notes))
+
+
+@pytest.mark.parametrize("name", ["folder", "table", "masks", "tars", "torch"])
+def test_without_a_share_for_validation_all_samples_train_and_validate(unsplit: dict[str, Data], name: str) -> None:
+    data = replace(unsplit[name], val_fraction=0.0)
+    found = checked_indices(data)
+    assert {split: len(index) for split, index in found.items()} == {"train": 12, "val": 12}
+    assert found["train"].fingerprint() == found["val"].fingerprint()
+    notes = data_notes.notes(data, found, compared=True)
+    said = "all samples train and validate, so val's metrics say nothing about new ones"
+    assert [said in note for note in notes].count(True) == (name in ("table", "masks", "tars"))
+    assert not any("both in train and in val" in note for note in notes)
+    for share in (1.0, -0.1):
+        with pytest.raises(UserError, match=r"from 0 \(all samples train and validate\) to below 1"):
+            replace(data, val_fraction=share)
 
 
 TABLE = Index(fields=(Field("x", (2,), "float32"),), count=7, split="train")
