@@ -201,14 +201,16 @@ def predict(
     check_task(run, state, images=split is None and not table, features=features, tta=tta)
     classes = tuple(state["classes"])
     files: list[str] = []
+    # Several models predict in one process alone, and so does a table.
+    remedy = _REPAIR if split is not None or table or model is not None else _UNREADABLE
     if split is not None:
         data, index, _ = _split(run, root, split, which)
     elif table:
         data, index = _rows(run, paths[0], folder, which)
     else:
         files = [file for path in paths for file in images_at(Path(path))]
-        data, index = _files(run, files, state)
-    reader = _Followed(data, index, follow, _UNREADABLE if files else _REPAIR)
+        data, index = _files(run, files, state, remedy)
+    reader = _Followed(data, index, follow, remedy)
     names = files or index.names(np.arange(len(index)))
     key = "path" if split is None and index.paths is not None else "sample"
     model = run.model(which) if model is None else model
@@ -288,8 +290,11 @@ def _rows(run: Run, table: str, folder: str, which: str) -> tuple[Data, Index]:
     return data, index
 
 
-def _files(run: Run, files: list[str], state: Mapping[str, Any]) -> tuple[Data, Index]:
+def _files(run: Run, files: list[str], state: Mapping[str, Any], remedy: str) -> tuple[Data, Index]:
     """Return a source of image files, and the index of all of them.
+
+    Args:
+        remedy: what to do about a file that cannot be read.
 
     Raises:
         UserError: one of them cannot be read.
@@ -297,7 +302,7 @@ def _files(run: Run, files: list[str], state: Mapping[str, Any]) -> tuple[Data, 
     data = file_source(run.experiment.data, tuple(state["stored"]))
     index = file_index(files, data, tuple(state["classes"]))
     if bad := data.probe(index):  # said before the other images are predicted
-        raise errors.bad_sample(bad[0].path, bad[0].reason, _UNREADABLE)
+        raise errors.bad_sample(bad[0].path, bad[0].reason, remedy)
     return data, index
 
 

@@ -15,7 +15,7 @@ from helpers.commands import fails, make_run, succeeds, without_ray
 from PIL import Image
 
 import raytrain
-from raytrain import AUROC, CNN, Classification, Experiment, Folds, Manifest
+from raytrain import AUROC, CNN, Classification, Experiment, Folds, Manifest, UserError
 from raytrain.data.folds import AXIS
 
 __all__ = ["without_ray"]
@@ -106,6 +106,12 @@ def test_images_are_answered_by_the_mean_of_all_models(folds: Path, table: str, 
     wanted = np.mean([[row["probabilities"] for row in of] for of in alone], 0)
     np.testing.assert_allclose([row["probabilities"] for row in rows], wanted, atol=1e-6)
     assert [row["label"] for row in rows] == ["ab"[one] for one in wanted.argmax(1)]
+
+
+def test_an_image_that_cannot_be_read_is_said_with_what_can_be_done(folds: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"broken\.png.*; repair it, or leave it out$"):
+        raytrain.predict(folds, tmp_path / "broken.png")
 
 
 def test_a_test_split_is_evaluated_by_the_mean_of_all_models(table: str, folds: Path, tmp_path: Path) -> None:
