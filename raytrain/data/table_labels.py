@@ -58,12 +58,14 @@ def of_rows(
         raise errors.UserError(what, where, "give it one, or remove the row")
     if numbers is None or known is not None:
         return labels, known or tuple(names), unlabelled
-    present, count = np.unique(labels), int(labels.max()) + 1
-    if len(present) < count:
-        what = f"the labels in column {name!r} must be 0 to n - 1 without gaps, got {errors.listed(present.tolist())}"
+    present = np.unique(labels)
+    first, last = int(present[0]), int(present[-1])
+    if first > 1 or len(present) < last + 1 - first:  # numbers with gaps, such as ages, are probably no classes
+        shown = errors.listed(present.tolist())
+        what = f"the labels in column {name!r} must be 0 to n - 1 or 1 to n without gaps, got {shown}"
         how = f"number the classes from 0, write their names, or predict the numbers by --data.target {name}"
         raise errors.UserError(what, where, how)
-    return labels, tuple(str(number) for number in range(count)), unlabelled
+    return labels - first, tuple(str(number) for number in range(first, last + 1)), unlabelled
 
 
 def _by_name(labels: np.ndarray, name: str, files: list[Table]) -> tuple[str, ...] | None:

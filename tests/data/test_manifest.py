@@ -116,7 +116,8 @@ WRONG = [
     ({"label": ["a", "a"], "path": ["x", "y"], "split": ["True", "False"]}, "'False' in col[^;]*; write train, val or"),
     ({"label": ["a", ""], "path": ["x", "y"]}, r"(line 3 \(|row 2 \(counted from 1, )y\) has no label"),
     ({"label": [0, None], "path": ["x", "y"]}, r"(line 3 \(|row 2 \(counted from 1, )y\) has no label"),
-    ({"label": [0, 2], "path": ["x", "y"]}, "0 to n - 1 without gaps, got 0, 2|0 to n - 1 without gaps, got 0 and 2"),
+    ({"label": [0, 2], "path": ["x", "y"]}, "0 to n - 1 or 1 to n without gaps, got 0, 2"),
+    ({"label": [2, 3], "path": ["x", "y"]}, "0 to n - 1 or 1 to n without gaps, got 2, 3"),
     ({"label": ["a", "b"], "path": ["x", "y"]}, "no class has two images"),
     ({"label": ["a", "b"], "path": ["x", "y"], "split": ["val", "val"]}, "no row is in the split train"),
 ]

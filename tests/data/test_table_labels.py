@@ -150,6 +150,15 @@ def test_floats_of_parquet(tmp_path: Path) -> None:
             Manifest(str(tmp_path / "a.parquet")).index()
 
 
+def test_numbers_from_1_are_names_of_classes(tmp_path: Path) -> None:
+    rows = [f"{number}.png,{1 + number % 11}" for number in range(44)]
+    (tmp_path / "a.csv").write_text("\n".join(["path,label", *rows]))
+    found = checked_indices(Manifest(str(tmp_path / "a.csv"), val_fraction=0.5))
+    assert found["train"].classes == tuple(map(str, range(1, 12)))
+    named = [1 + int(name.partition(".")[0]) % 11 for name in found["val"].names(np.arange(22))]
+    assert [int(name) for name in told(found["val"])] == named
+
+
 def test_a_test_split_without_labels_is_left_out_with_a_note(tmp_path: Path) -> None:
     for split, labels in (("train", [0, 1, 1]), ("validation", [1, 0]), ("test", [-1, -1])):
         named(tmp_path / f"{split}.parquet", ["ant", "bee"], labels)
