@@ -24,7 +24,7 @@ from raytrain.tools import output
 FEATURES = "features"
 _STEM = 100
 """Characters of an image's name in that of its mask."""
-TAKEN = ("path", "sample", "row", "fold", "error", "loss")
+TAKEN = ("path", "sample", "row", "fold", "source", "error", "loss")
 """Columns of results that are not the task's: one of this name, such as the target of a regression, gets a `_`."""
 
 

@@ -186,8 +186,8 @@ def predict(
         model: predicts in place of the run's own.
 
     Returns:
-        For each image, in order, `path`, or for each sample of a split, and each row with bytes, `sample`, its name;
-        and the columns of the task's `predictions`: for Classification `label`, `probability` and `probabilities`, a
+        For each image, in order, `path`, or for each sample of a split, and each row with bytes, `sample`, its name
+        (see `_told`); and the columns of the task's `predictions`: for Classification `label`, `probability` and `probabilities`, a
         list in the classes' order; or `features`, float32 [d]. For a sample of a split also the columns of
         `Supervised.compared`: for Classification `true_label`, and `loss`.
 
@@ -212,12 +212,20 @@ def predict(
         data, index = _files(run, files, state, remedy)
     reader = _Followed(data, index, follow, remedy)
     names = files or index.names(np.arange(len(index)))
-    key = "path" if split is None and index.paths is not None else "sample"
+    told = _told(index, names, "path" if split is None and index.paths is not None else "sample")
     model = run.model(which) if model is None else model
     layer = None if features is None else find_layer(run, model, state, features)
     torch.set_num_threads(e.scaling.threads_per_worker or torch.get_num_threads())
     predictor = Predictor(model, e, data, index, classes, device(), tta, layer)
-    return [{key: names[number]} | row for number, row in _outputs(predictor, reader, compared=split is not None)]
+    return [told[number] | row for number, row in _outputs(predictor, reader, compared=split is not None)]
+
+
+def _told(index: Index, names: Sequence[str], key: str) -> list[dict[str, Any]]:
+    """Return the columns that tell each sample: its name, and of a mixture the number of its source."""
+    told: list[dict[str, Any]] = [{key: name} for name in names]
+    if "source" in index.columns:
+        return [one | {"source": source} for one, source in zip(told, index.columns["source"].tolist(), strict=True)]
+    return told
 
 
 def check_task(run: Run, state: Mapping[str, Any], images: bool, features: str | None, tta: str) -> None:

@@ -79,6 +79,7 @@ def make_run(path: Path, value: Experiment = VALUE, steps: int = 30) -> Run:
     index = value.data.index()
     some = np.arange(min(256, len(index["train"])))
     images, mean, std = value.data.read(index["train"], some), value.data.mean[0], value.data.std[0]
+    images = images["image"] if isinstance(images, dict) else images
     inputs, labels = (torch.from_numpy(images) / 255 - mean) / std, torch.from_numpy(index["train"].labels[some])
     module = value.model.build(value.data.sample(index["train"]), len(index["train"].classes))
     optimizer, log = torch.optim.SGD(module.parameters(), lr=0.1), MetricsLog(path / "metrics.jsonl", 0)

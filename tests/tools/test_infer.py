@@ -161,6 +161,14 @@ def test_files_are_resized_as_the_sources_of_a_mixture_resize_them(
     assert np.array_equal(source.read(inference.file_index(files, source, ("a", "b")), np.arange(6)), own)
 
 
+def test_samples_of_a_mixture_have_their_source(tmp_path: Path) -> None:
+    same: dict[str, Any] = {"crop": None, "mean": (0.5,), "std": (0.5,)}
+    roots = [pictures(tmp_path / name / split, "ab").parent for name in "xy" for split in ("train", "val")][::2]
+    data = Mixed(tuple(ImageFolder(str(root), 8, **same) for root in roots), **same)
+    rows = raytrain.predict(make_run(tmp_path / "run", Experiment(model=CNN(channels=(4,)), data=data)), split="val")
+    assert [(r["sample"], r["source"]) for r in rows[::6]] == [("val/a/0.png", 0), ("val/a/0.png", 1)]
+
+
 def folders(tmp_path: Path, **fields: Any) -> Run:
     root = pictures(tmp_path / "images" / "train", "ab") and pictures(tmp_path / "images" / "val", "ab").parent
     data = ImageFolder(root=str(root), size=8, crop=None, mean=(0.5,), std=(0.5,), **fields)
