@@ -192,8 +192,8 @@ def _fit(rows: list[tuple[str, ...]], widths: list[int], room: int | None) -> li
     places = list(range(len(widths)))
     if room is None:
         return places
-    number = max(cell_len(row[_BEST].partition(" ")[0]) for row in rows)
-    best = min(widths[_BEST], max(_SHORTEST, number + 2))  # the value whole, a space and the dots of a cut name
+    number = max(cell_len(row[_BEST].rpartition(" ")[0]) for row in rows)
+    best = min(widths[_BEST], max(_SHORTEST, number + 2))  # value and spread whole, a space, the dots of a cut name
 
     def over() -> int:
         return max(0, sum(widths[place] + 2 for place in places) - 2 - room)

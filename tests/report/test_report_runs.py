@@ -13,6 +13,7 @@ from helpers.commands import fails, finished, succeeds, without_ray
 
 from raytrain import MLP, Digits, Experiment, Run
 from raytrain.driver import fit, plan, resources
+from raytrain.report import runs
 from raytrain.run import experiment_file
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
 
@@ -140,6 +141,15 @@ def test_a_narrow_terminal_cuts_no_number(
         assert all(one in full or one.endswith("…") for one in line)
         assert line[0] == full[0]  # what other commands take
     assert "best" in lines[0] and any(one.startswith("0.9") for line in lines for one in line)
+
+
+@pytest.mark.parametrize("width", range(45, 90, 3))
+def test_a_narrow_terminal_cuts_no_spread(capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    one = runs.Found("a", "sweep", "completed", 0, None, None, None, None, 3, "val_accuracy", "max", 0.6217, 0.059, 9)
+    runs.show([one], Path())
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width and "0.6217 ± 0.059 a" in lines[1]
 
 
 def test_an_empty_folder_and_a_missing_one(tmp_path: Path, capsys: Capture) -> None:
