@@ -75,8 +75,13 @@ def find(root: Path) -> list[Found]:
             folders.clear()  # its trials and folds are its own
             path = Path(place)
             name = os.path.relpath(place, root) if path != root else path.absolute().name
-            found.append((_sweep if "sweep.json" in names else _run)(path, plain(name)))
+            found.append(of_folder(path, name))
     return found
+
+
+def of_folder(path: Path, name: str) -> Found:
+    """Return what is known of the run or sweep of a directory."""
+    return (_sweep if (path / "sweep.json").is_file() else _run)(path, plain(name))
 
 
 def _run(path: Path, name: str) -> Found:
@@ -169,7 +174,7 @@ def to_json(found: list[Found]) -> str:
     return json.dumps([asdict(one) | {"changed": _when(one, "%Y-%m-%dT%H:%M:%S%z")} for one in found])
 
 
-def show(found: list[Found], root: Path) -> None:
+def show(found: list[Found], root: str) -> None:
     """Print one line for each, as wide as the terminal.
 
     Where it is narrow, whole columns are left out before names are shortened: a number that is cut reads as another

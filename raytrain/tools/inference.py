@@ -187,9 +187,9 @@ def predict(
 
     Returns:
         For each image, in order, `path`, or for each sample of a split, and each row with bytes, `sample`, its name
-        (see `_told`); and the columns of the task's `predictions`: for Classification `label`, `probability` and `probabilities`, a
-        list in the classes' order; or `features`, float32 [d]. For a sample of a split also the columns of
-        `Supervised.compared`: for Classification `true_label`, and `loss`.
+        (see `_told`); and the columns of the task's `predictions`: for Classification `label`, `probability` and
+        `probabilities`, a list in the classes' order; or `features`, float32 [d]. For a sample of a split also the
+        columns of `Supervised.compared`: for Classification `true_label`, and `loss`.
 
     Raises:
         UserError: a path is not there, holds no image, or one cannot be read; the split or the layer is not there; or

@@ -62,7 +62,7 @@ def test_no_fold_is_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "sweep.json").write_text(json.dumps(given))
     (found,) = runs.find(tmp_path)
     assert (found.best, found.std) == (pytest.approx(0.9), pytest.approx(0.04))
-    runs.show([found], tmp_path)
+    runs.show([found], str(tmp_path))
     assert "0.9 ± 0.04 accuracy" in capsys.readouterr().out
     Table().finish(RunInfo(tmp_path, "runs/f"), given)
     said = capsys.readouterr().out

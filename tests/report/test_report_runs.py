@@ -12,6 +12,7 @@ import pytest
 from helpers.commands import fails, finished, succeeds, without_ray
 
 from raytrain import MLP, Digits, Experiment, Run
+from raytrain.checkpoint.location import mirror
 from raytrain.driver import fit, plan, resources
 from raytrain.report import runs
 from raytrain.run import experiment_file
@@ -56,6 +57,24 @@ def test_runs_and_sweeps_are_listed_without_trials(root: Path, capsys: Capture) 
     answer = json.loads((SWEEP / "sweep.json").read_text())
     assert (sweep["kind"], sweep["trials"], sweep["status"]) == ("sweep", len(answer["trials"]), answer["status"])
     assert sweep["best"] == answer["trials"][answer["best"]]["objective"][0]
+
+
+def test_runs_at_a_url_are_those_of_its_folder(root: Path, capsys: Capture, tmp_path: Path) -> None:
+    (root / "group" / "worse" / "summary.json").unlink()  # its progress is that of its rows
+    assert listed(capsys, f"file://{root}") == listed(capsys, root)
+    assert succeeds(capsys, "runs", f"file://{root}/", "--sort", "name") == succeeds(
+        capsys, "runs", root, "--sort", "name"
+    )
+    assert listed(capsys, f"file://{root}/good") == listed(capsys, root / "good")
+    url = f"file://{root}/group"
+    mirror(f"{url}/worse").mkdir(parents=True, exist_ok=True)
+    with Lock(mirror(f"{url}/worse")):
+        (one,) = listed(capsys, url)
+    assert one["status"] == "running", "a process of this machine trains it"
+    (tmp_path / "empty").mkdir()
+    assert succeeds(capsys, "runs", f"file://{tmp_path}/empty") == f"no runs in file://{tmp_path}/empty\n"
+    assert "nothing is there, file:///" in fails(capsys, "runs", f"file://{tmp_path}/none")
+    assert "the URL holds a password" in fails(capsys, "runs", "s3://a:b@bucket/runs")
 
 
 def test_the_best_of_a_sweep_with_repeats_is_a_mean(tmp_path: Path, capsys: Capture) -> None:
@@ -147,7 +166,7 @@ def test_a_narrow_terminal_cuts_no_number(
 def test_a_narrow_terminal_cuts_no_spread(capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     one = runs.Found("a", "sweep", "completed", 0, None, None, None, None, 3, "val_accuracy", "max", 0.6217, 0.059, 9)
-    runs.show([one], Path())
+    runs.show([one], "")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width and "0.6217 ± 0.059 a" in lines[1]
 

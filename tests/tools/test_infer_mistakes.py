@@ -94,7 +94,6 @@ def test_linked_folders_are_followed_unless_they_lead_back(tmp_path: Path, monke
 def test_commands_and_urls(finished: Run, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     url = f"file://{finished.path}"
-    assert "runs lists a directory of this machine, got a URL, file:///" in fails(capsys, "runs", url)
     assert "an experiment must be a file of this machine, got a URL, file:///" in fails(capsys, "train", url)
     said = succeeds(capsys, "lr", url, "--steps", 10)
     assert "-lr.png" in said and (tmp_path / f"{Run(url).path.name}-lr.csv").is_file(), said

@@ -12,29 +12,24 @@ from raytrain.cli.flags.parsing import parse
 from raytrain.files import is_url
 
 
-def runs(arguments: list[str]) -> tuple[Path, str, bool]:
-    """Return the directory, the order, and whether JSON is wanted."""
+def runs(arguments: list[str]) -> tuple[str, str, bool]:
+    """Return the directory or URL, the order, and whether JSON is wanted."""
 
     def command(
         directory: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[DIR]")]] = "runs",
         sort: Literal["when", "name", "metric", "size"] = "when",
         json: bool = False,
     ) -> tuple[str, str, bool]:
-        """List the runs and sweeps below a directory: status, when written, progress, best metric and size.
+        """List the runs and sweeps below a directory or a URL: status, when written, progress, best metric and size.
 
         Args:
-            directory: The directory to search.
+            directory: The directory or URL to search.
             sort: By name, or the newest, the best metric or the largest first.
             json: Print a JSON list.
         """
         return directory, sort, json
 
     directory, sort, as_json = parse(command, arguments, "raytrain runs")
-    if is_url(directory):
-        what = "runs lists a directory of this machine, got a URL"
-        raise errors.UserError(
-            what, directory.partition("?")[0], "name a run: `raytrain report URL` shows its status and metrics"
-        )
-    if not Path(directory).is_dir():
+    if not is_url(directory) and not Path(directory).is_dir():
         raise errors.no_such_file(directory, "folder")
-    return Path(directory), sort, as_json
+    return directory, sort, as_json
