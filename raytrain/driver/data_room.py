@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from raytrain.data import Data, Images, Index, Manifest, Packed, cache, decode, table_cells, tables
-from raytrain.driver.resources import Resources
+from raytrain.driver.resources import THIS_MACHINE, Resources
 from raytrain.driver.sizing import reading_threads
 from raytrain.errors import BadSample, no_room
 from raytrain.experiment import Experiment
@@ -121,7 +121,7 @@ def _known(data: Data, index: Index) -> bool:
 
 def _elsewhere(data: Data, resources: Resources) -> list[str]:
     """Return a note where other machines than this one fetch shards."""
-    here = ("this machine", socket.gethostname())
+    here = (THIS_MACHINE, socket.gethostname())
     if not isinstance(data, Packed) or not is_url(data.root) or all(one.name in here for one in resources.by_node):
         return []
     return ["each node fetches shards to its own disk, and this machine's is the only one whose room is known"]
@@ -147,7 +147,7 @@ def _streamed(experiment: Experiment, indices: dict[str, Index], resources: Reso
     on = f"{count:g} {unit}{'s' if count != 1 else ''}"
     most = f"at most {_rounded(rate * count)} samples/s on {on}, {_rounded(rate)} by each"
     trained = None  # on GPUs and on other machines the model's rate is not known here
-    if resources.where == "this machine" and not experiment.scaling.gpus_per_worker:
+    if resources.where == THIS_MACHINE and not experiment.scaling.gpus_per_worker:
         trained = _training_rate(module, data.sample(indices["train"]), indices["train"].input.seen_as)
     limit = "a model that is faster waits for it"
     if trained is not None:
@@ -184,7 +184,7 @@ def _pass_seconds(module: nn.Module, count: int, sample: tuple[int, ...], dtype:
 
 
 def _shared_memory(total: int, resources: Resources) -> list[str]:
-    if resources.where != "this machine" or total < _SHOWN_FROM or not os.path.isdir(_SHM):
+    if resources.where != THIS_MACHINE or total < _SHOWN_FROM or not os.path.isdir(_SHM):
         return []
     found = os.statvfs(_SHM)
     free = found.f_bavail * found.f_frsize

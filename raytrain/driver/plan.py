@@ -23,15 +23,16 @@ from raytrain.driver import (
     first_step,
     gpu_decoding,
     initial_weights,
+    length,
     model_input,
     plan_lines,
+    sizing,
     teacher_check,
 )
 from raytrain.driver.baseline import UNKNOWN, Baseline, baseline
 from raytrain.driver.first_batch import NotTried, blank, readable
 from raytrain.driver.model_check import build_model, check_model, check_sides, count_parameters, memory_format
 from raytrain.driver.resources import Resources
-from raytrain.driver.sizing import reading_threads, scaled
 from raytrain.errors import BadSample
 from raytrain.experiment import Experiment, Scaling
 from raytrain.files import existing
@@ -114,12 +115,14 @@ class Plan:
         gpus = self.experiment.scaling.gpus_per_worker
         asked = replace(self.asked, workers=workers, gpus_per_worker=gpus)
         streams = self.mode == "streaming" and not self.experiment.data.direct
-        return replace(self.experiment, scaling=scaled(asked, resources, self.experiment.parallel.threads, streams))
+        return replace(
+            self.experiment, scaling=sizing.scaled(asked, resources, self.experiment.parallel.threads, streams)
+        )
 
     @property
     def threads(self) -> int:
         """Threads of each worker that read samples while it trains."""
-        return reading_threads(self.experiment.data, self.mode, self.experiment.scaling, self.resources)
+        return sizing.reading_threads(self.experiment.data, self.mode, self.experiment.scaling, self.resources)
 
     @property
     def state_bytes(self) -> int:
@@ -240,6 +243,7 @@ def make(
         raise doubt.error
     check_device(experiment.precision, torch.device("cuda" if scaling.gpus_per_worker else "cpu"))
     begin += [*graph.check(experiment), *gpu_decoding.check(experiment.data, train, scaling)]
+    begin += sizing.notes(scaling, resources)
     spread = experiment.parallel.check(module, scaling.ranks, scaling.gpus_per_worker or 0.0, experiment.accumulation)
     held = _held(experiment, module)
     experiment = replace(experiment, memory_format=memory_format(experiment, one, len(train.classes), module))
@@ -249,9 +253,7 @@ def make(
     notes += data_room.notes(experiment, indices, resources, mode, module, resumed) if surveyed is None else []
     floor = baseline(experiment, indices, output) if surveyed is None else UNKNOWN
     found = Plan(experiment, indices, resources, spread, asked, mode, counts, bad, tuple(notes), run, floor, *held)
-    if (experiment.unfreeze_epoch or 0) >= found.epochs:
-        notes += [f"the last layer alone is trained: unfreeze_epoch is {experiment.unfreeze_epoch}, after the end"]
-    _check_length(found)
+    notes += length.check(experiment, found.steps_per_epoch, found.epochs)
     _check_gpu_memory(found)
     return replace(found, notes=(*notes, *_check_budget(found)))
 
@@ -270,25 +272,6 @@ def _check_epoch(experiment: Experiment, index: Index) -> float:
         )
         raise errors.out_of_range("batch_size", experiment.batch_size, allowed, "Experiment")
     return experiment.all_epochs(-(-size // experiment.batch_size))
-
-
-def _check_length(plan: Plan) -> None:
-    """Check that the first validation of `validate_every_steps`, and epoch `swa_start_epoch`, end before the run does.
-
-    Raises:
-        UserError: they do not.
-    """
-    e = plan.experiment
-    every, steps = e.validate_every_steps, e.all_steps(plan.steps_per_epoch)
-    if every is not None and every > steps:
-        raise errors.UserError(
-            f"validate_every_steps is {every:,} and the run has {steps:,} steps",
-            "in Experiment",
-            f"use --validate_every_steps {max(1, steps // 2)}, or leave it out: the end of the run is validated",
-        )
-    if e.swa_start_epoch is not None and e.swa_start_epoch > (ends := steps // plan.steps_per_epoch):
-        what = f"swa_start_epoch is {e.swa_start_epoch} and the run has {ends} whole epoch{'' if ends == 1 else 's'}"
-        raise errors.UserError(what, "in Experiment", "let the run be longer, or average from an earlier epoch")
 
 
 def _check_means(experiment: Experiment, module: nn.Module) -> None:
@@ -391,7 +374,7 @@ def _sized(experiment: Experiment, resources: Resources, streams: bool) -> Exper
         asked = replace(asked, gpus_per_worker=1.0 if resources.gpus >= sizes[-1] else 0.0)
     for workers in sizes:
         try:
-            scaling = scaled(replace(asked, workers=workers), resources, experiment.parallel.threads, streams)
+            scaling = sizing.scaled(replace(asked, workers=workers), resources, experiment.parallel.threads, streams)
             return replace(experiment, scaling=scaling)
         except errors.UserError:
             if workers == sizes[-1]:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from raytrain import errors
 from raytrain.machine import host_cpus, host_memory
 
+THIS_MACHINE = "this machine"
+"""Where a run is that has started Ray itself."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -114,8 +117,8 @@ def local_resources() -> Resources:
     """Return this machine's resources, as Ray counts them."""
     import torch  # every command imports this module
 
-    node = Node("this machine", host_cpus(), torch.cuda.device_count(), host_memory())
-    return Resources((node,), "this machine", gpu_memory=lambda: smallest_gpu(int(node.gpus)))
+    node = Node(THIS_MACHINE, host_cpus(), torch.cuda.device_count(), host_memory())
+    return Resources((node,), THIS_MACHINE, gpu_memory=lambda: smallest_gpu(int(node.gpus)))
 
 
 def smallest_gpu(count: int) -> int | None:

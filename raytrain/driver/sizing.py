@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from raytrain import errors
 from raytrain.data import Data
-from raytrain.driver.resources import Resources
+from raytrain.driver.resources import THIS_MACHINE, Resources
 from raytrain.experiment import Scaling
 
 _LEAST_CPUS = 0.25
@@ -77,6 +78,22 @@ def scaled(scaling: Scaling, resources: Resources, threads: int | None, streams:
             "leave it out to share the cores among the workers",
         )
     return replace(scaling, gpus_per_worker=gpus, cpus_per_worker=cpus, threads_per_worker=threads)
+
+
+def notes(scaling: Scaling, resources: Resources) -> list[str]:
+    """Return a note where another run of the cluster may get CPUs whose cores this one computes with.
+
+    Args:
+        scaling: as `scaled` returns it.
+    """
+    threads, cpus = scaling.threads_per_worker or 1, scaling.cpus_per_worker or 0.0
+    if resources.where == THIS_MACHINE or resources.reserved or scaling.gpus_per_worker or threads <= math.ceil(cpus):
+        return []
+    return [
+        f"a worker reserves {cpus:g} CPU{'' if cpus == 1 else 's'} and computes with {threads} threads; where others "
+        f"use its node too, both are many times slower: --scaling.cpus_per_worker {threads} reserves them, and "
+        "--scaling.threads_per_worker 1 leaves them"
+    ]
 
 
 def reading_threads(data: Data, mode: str, scaling: Scaling, resources: Resources) -> int:

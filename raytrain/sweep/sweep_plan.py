@@ -15,7 +15,7 @@ from raytrain import config, errors, files
 from raytrain.data.folds import AXIS
 from raytrain.driver import data_room, plan, sizing
 from raytrain.driver.plan import Plan
-from raytrain.driver.resources import Resources
+from raytrain.driver.resources import THIS_MACHINE, Resources
 from raytrain.experiment import Experiment, Scaling
 from raytrain.loggers import check_loggers
 from raytrain.sweep import fold_groups, record, ways
@@ -165,7 +165,7 @@ class SweepPlan:
         cpus, gpus = scaling.cpus_per_worker or 0.0, scaling.gpus_per_worker or 0.0
         counts = share.placed(scaling.ranks, cpus, gpus, scaling.placement == "spread")
         left = max(node.cpus - cpus * count for node, count in zip(share.by_node, counts, strict=True) if count)
-        if share.where == "this machine" or left < _ROOM_CPUS:
+        if share.where == THIS_MACHINE or left < _ROOM_CPUS:
             return "each trial is measured alone"
         return f"one trial at a time, which leaves {left:g} CPUs of its node to other runs of the cluster"
 
