@@ -13,7 +13,7 @@ from __future__ import annotations
 from raytrain.driver import guard as _guard  # noqa: F401  (takes the command's signals before the imports below)
 
 # isort: split
-from raytrain.cli.functions import evaluate, predict, resume, sweep, train
+from raytrain.cli.functions import evaluate, predict, resume, runs, sweep, train
 from raytrain.data import (
     MNIST,
     Augment,
@@ -264,6 +264,7 @@ __all__ = [
     "load_experiment",
     "predict",
     "resume",
+    "runs",
     "sweep",
     "train",
 ]

@@ -58,7 +58,7 @@ def train(
         if isinstance(experiment, str | Path) and str(experiment).endswith(".json"):  # best.json of a sweep, or a run's
             how = f"on the command line {errors.command('train', experiment)} takes a file"
         raise errors.UserError(f"train takes an Experiment, got {_shown(experiment)}", "", how)
-    command, _ = _commands()
+    command, _, _ = _commands()
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
     run = command.trained(experiment, options, scripts.file_of(experiment), started, loggers)
     assert run is not None
@@ -89,7 +89,7 @@ def resume(
     """
     started = time.time()
     refuse_while_loading()
-    command, _ = _commands()
+    command, _, _ = _commands()
     run = Run(_where(run))
     correction = command.Correction(run, Path(experiment)) if experiment else None
     value = correction.experiment if correction else run.experiment
@@ -131,7 +131,7 @@ def sweep(
     if not isinstance(value, Sweep | SweepRun | Path | str) or str(value).endswith(".py"):
         what = f"sweep takes a Sweep, or the directory of one, got {_shown(value)}"
         raise errors.UserError(what, "", "write Sweep(experiment, axes=(...)), or import one from its file")
-    _, command = _commands()
+    _, command, _ = _commands()
     options = command.Options(out, name, address, report=report, verbose=verbose, quiet=quiet)
     path, wanted = command.begun(value)
     for field, change in changes.items():
@@ -208,7 +208,8 @@ def predict(
     Returns:
         For each image, in order, `path`, or `sample` where it has no path, and the columns of the task: for
         Classification `label`, `probability` and `probabilities`, a list in the order of `run.classes()`; for
-        Segmentation `mask`, uint8 or int32 [height, width]; or `features`, float32 [d].
+        Segmentation `mask`, uint8 or int32 [height, width]; or `features`, float32 [d]. For a sample of a split also
+        `true_label`, or what the task's `truths` return, and `loss`, its part in the validation loss.
 
     Raises:
         UserError: an image is not there or cannot be read, or something does not suit the run.
@@ -238,6 +239,24 @@ def predict(
             found, given, checkpoint, str(tta), split=split, root=root, features=layer, folder=str(folder)
         )
     return folds.predict(found, given, checkpoint, str(tta), split=split, features=layer, folder=str(folder))
+
+
+def runs(place: Path | str = "runs") -> list[dict[str, Any]]:
+    """List the runs and sweeps below a directory or a URL, as `raytrain runs --json` does.
+
+    Args:
+        place: the directory or URL that is searched.
+
+    Returns:
+        For each, the newest first: `name`, its path below the place; `kind`, run or sweep; `status`; `changed`, an ISO
+        8601 time; `epochs`, `steps`, `of_epochs`, `of_steps` and `trials`, its progress; `metric`, `direction`, `best`
+        and `std`; and `bytes`. What is not known is None.
+
+    Raises:
+        UserError: there is no such place, or storage does not answer.
+    """
+    _, _, command = _commands()
+    return command.listed(str(place))
 
 
 def _paths(paths: Path | str | Sequence[Path | str]) -> list[str]:
@@ -281,10 +300,10 @@ def _shown(value: object) -> str:
 
 
 def _commands():
-    """Return the modules of the commands train and sweep, imported late: they import torch."""
-    from raytrain.cli import sweep, train
+    """Return the modules of the commands train, sweep and runs, imported late: they import torch."""
+    from raytrain.cli import runs, sweep, train
 
-    return train, sweep
+    return train, sweep, runs
 
 
 def _inference():

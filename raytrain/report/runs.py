@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -169,9 +169,9 @@ def _goodness(one: Found) -> float | None:
     return -one.best if one.best is not None and one.direction == "min" else one.best
 
 
-def to_json(found: list[Found]) -> str:
-    """Return a JSON list of objects, with the time in ISO 8601."""
-    return json.dumps([asdict(one) | {"changed": _when(one, "%Y-%m-%dT%H:%M:%S%z")} for one in found])
+def to_dicts(found: list[Found]) -> list[dict[str, Any]]:
+    """Return what JSON has of each, with the time in ISO 8601."""
+    return [asdict(one) | {"changed": _when(one, "%Y-%m-%dT%H:%M:%S%z")} for one in found]
 
 
 def show(found: list[Found], root: str) -> None:

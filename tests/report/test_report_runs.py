@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.commands import fails, finished, succeeds, without_ray
 
-from raytrain import MLP, Digits, Experiment, Run
+import raytrain
+from raytrain import MLP, Digits, Experiment, Run, UserError
 from raytrain.checkpoint.location import mirror
 from raytrain.driver import fit, plan, resources
 from raytrain.report import runs
@@ -174,3 +175,9 @@ def test_a_narrow_terminal_cuts_no_spread(capsys: Capture, monkeypatch: pytest.M
 def test_an_empty_folder_and_a_missing_one(tmp_path: Path, capsys: Capture) -> None:
     assert succeeds(capsys, "runs", tmp_path) == f"no runs in {tmp_path}\n"
     assert "no such folder" in fails(capsys, "runs", tmp_path / "missing")
+
+
+def test_runs_are_listed_from_python_as_json_has_them(root: Path, capsys: Capture) -> None:
+    assert raytrain.runs(root) == raytrain.runs(f"file://{root}") == listed(capsys, root)
+    with pytest.raises(UserError, match="no such folder"):
+        raytrain.runs(root / "none")

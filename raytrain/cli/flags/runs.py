@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from raytrain import errors
 from raytrain.cli.flags.parsing import parse
-from raytrain.files import is_url
 
 
 def runs(arguments: list[str]) -> tuple[str, str, bool]:
@@ -29,7 +26,4 @@ def runs(arguments: list[str]) -> tuple[str, str, bool]:
         """
         return directory, sort, json
 
-    directory, sort, as_json = parse(command, arguments, "raytrain runs")
-    if not is_url(directory) and not Path(directory).is_dir():
-        raise errors.no_such_file(directory, "folder")
-    return directory, sort, as_json
+    return parse(command, arguments, "raytrain runs")
