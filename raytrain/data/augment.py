@@ -4,13 +4,16 @@ padding, flip, policy and erase, which are older, by `transforms.py`, in one ord
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from raytrain import errors
 from raytrain.config import SHARE, at_least, check, within
 from raytrain.data.operation import Operation
 from raytrain.data.operations import RATIO, SCALE, RandomResizedCrop
 from raytrain.data.progressive import Progressive
+
+if TYPE_CHECKING:
+    from raytrain.data.source import Index
 
 _FLAT = {"crop": "center", "padding": 0, "flip": 0.0, "policy": "none", "erase": 0.0}
 """The fields that have operations of their own, and their defaults."""
@@ -50,9 +53,9 @@ class Augment:
     erase: float = 0.0
     """Probability that a rectangle of the normalised image becomes 0 (Zhong et al., 2020)."""
     mixup: float = 0.0
-    """Blend images and labels of two samples with a share from Beta(mixup, mixup) (Zhang et al., 2018); 0 is off.
-    Samples 2k and 2k + 1 of a global batch are a pair, for any number of workers: a worker's micro-batch must be even,
-    and a smaller last batch of an epoch is not mixed."""
+    """Blend images and labels, or numbers, of two samples with a share from Beta(mixup, mixup) (Zhang et al., 2018); 0
+    is off. Samples 2k and 2k + 1 of a global batch are a pair, for any number of workers: a worker's micro-batch must
+    be even, and a smaller last batch of an epoch is not mixed."""
     cutmix: float = 0.0
     """Put a rectangle of one image into the other, with a share from Beta(cutmix, cutmix) (Yun et al., 2019). Pairs,
     micro-batches and last batches are as for mixup. With both, each pair gets one of the two with equal probability."""
@@ -144,6 +147,17 @@ class Augment:
     def mixes(self) -> bool:
         """Whether samples are mixed in pairs."""
         return self.mixup > 0 or self.cutmix > 0
+
+
+def mixed_field(index: Index) -> str | None:
+    """Return the name of the only field besides the image, whose numbers mixup and cutmix mix as the images; an empty
+    string where they mix labels; None where samples have neither, or more."""
+    image, *others = index.fields
+    if image.kind != "image":
+        return None
+    if index.labels is not None:
+        return None if others else ""
+    return others[0].name if len(others) == 1 and others[0].kind == "plain" else None
 
 
 def _names(kind: type) -> list[str]:

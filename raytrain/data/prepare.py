@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from raytrain import order
+from raytrain.data.augment import mixed_field
 from raytrain.data.changes import change_images, change_masks, change_normalised
 from raytrain.data.drawn import Changes, Drawn
 from raytrain.data.geometry import resized
@@ -20,6 +21,7 @@ from raytrain.data.transforms import (
     center_crop,
     crop_and_flip,
     full_range,
+    mix_numbers,
     mix_pairs,
 )
 
@@ -85,7 +87,8 @@ class Prepare:
 
         Args:
             keys: int64 [n], what randomness is keyed by besides seed and epoch: the samples, or their positions.
-            mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes].
+            mixed: whether pairs may be mixed, which adds `target`, float32 [n, classes], or makes the numbers of
+                `mixed_field` float32.
             epochs: the number of epochs, by which progressive resizing chooses a size; None keeps the whole one.
         """
         augment, drawn = self.augment, Drawn(self.augment, seed, epoch, keys)
@@ -106,9 +109,12 @@ class Prepare:
         return self._mixed(self._simply(arrays, changes), changes)
 
     def _mixed(self, changed: Tensors, changes: Changes) -> Tensors:
-        """Return the arrays after pairs are mixed, if they are; that adds `target`."""
+        """Return the arrays after pairs are mixed, if they are; that adds `target`, or mixes the samples' numbers."""
         if self.augment.mixes:
-            (name,) = self.normalise
+            (name,), numbers = self.normalise, mixed_field(self.index)
+            if numbers:
+                changed[numbers] = mix_numbers(self.augment, changed[name], changed[numbers].float(), changes)
+                return changed
             target = mix_pairs(self.augment, changed[name], changed["label"], self.classes, changes)
             assert target is not None
             changed["target"] = target

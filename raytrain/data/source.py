@@ -14,7 +14,7 @@ import numpy as np
 
 from raytrain import errors
 from raytrain.config import check
-from raytrain.data.augment import Augment
+from raytrain.data.augment import Augment, mixed_field
 from raytrain.data.folds import Folds
 
 if TYPE_CHECKING:
@@ -334,8 +334,8 @@ class Data:
             like = [one for one in index.fields if len(one.shape) == 3 and one.dtype.startswith("float")]
             how = f"return {like[0].name!r} as a PIL image or uint8 (it is {like[0].dtype}), or " if like else ""
             raise errors.UserError(f"{what} is for images, and the data has none", where, f"{how}leave {what} out")
-        if self.augment.mixes and (index.labels is None or len(index.fields) > 1):
-            what = "mixup and cutmix mix one image and one label per sample, and the data has other arrays"
+        if self.augment.mixes and mixed_field(index) is None:
+            what = "mixup and cutmix mix an image and a label, or a field of numbers, per sample, and the data has more"
             raise errors.UserError(what, where, "leave them out")
         masks = tuple(field.name for field in index.fields if field.kind == "mask")
         if self.augment.policy != "none" and masks:

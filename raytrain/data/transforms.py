@@ -98,13 +98,23 @@ def mix_pairs(
     """
     if not augment.mixes:
         return None
-    mixture = changes.mixture(*images.shape[2:])
-    pairs = len(labels) // 2
-    shares = cast(mixture[:, 1:3].T, "float32").reshape(2, pairs, 1, 1, 1, 1)
     targets = labels.new_zeros((len(labels), classes), dtype=torch.float32).scatter_(1, labels[:, None], 1)
+    return mix_numbers(augment, images, targets, changes)
+
+
+def mix_numbers(augment: Augment, images: torch.Tensor, numbers: torch.Tensor, changes: Changes) -> torch.Tensor:
+    """Mix the normalised images 2k and 2k + 1, in place, and return their numbers, mixed by each one's share.
+
+    Args:
+        images: float32 [n, c, h, w], n even.
+        numbers: float32 [n, ...].
+    """
+    mixture = changes.mixture(*images.shape[2:])
+    pairs = len(numbers) // 2
+    shares = cast(mixture[:, 1:3].T, "float32").reshape(2, pairs, 1, 1, 1, 1)
     _mix(augment, images, mixture, shares)
-    targets = targets.view(pairs, 2, classes)
-    return _blended(targets, targets.flip(1), shares[..., 0, 0]).view(len(labels), classes)
+    found = numbers.reshape(pairs, 2, -1)
+    return _blended(found, found.flip(1), shares[..., 0, 0]).view(numbers.shape)
 
 
 def _drawn(streams: Streams, space: policies.Space, strengths: np.ndarray | None) -> policies.Step:

@@ -157,7 +157,7 @@ def read_batch(e: Experiment, index: Index, count: int) -> Batch:
         with calling("an operation of data.augment"):
             prepare.augmented(tensors, ids, e.seed, 0, mixed=False)
     tensors = prepare.plain(tensors)
-    if e.data.augment.mixes:
+    if e.data.augment.mixes and index.labels is not None:
         tensors["target"] = torch.nn.functional.one_hot(tensors["label"], len(index.classes)).float()
     return Batch(tensors, ids)
 

@@ -30,7 +30,7 @@ def notes(e: Experiment, module: nn.Module, batch: Batch) -> list[str]:
     """
     module.eval()
     with torch.no_grad():
-        if e.data.augment.mixes and _takes_labels(e, module, batch):
+        if e.data.augment.mixes and "label" in batch.arrays and _takes_labels(e, module, batch):
             what = "the loss reads batch.labels, and mixup and cutmix give shares of two classes, batch.targets"
             how = "take `batch.labels if batch.targets is None else batch.targets`"
             if type(e.task).loss is Supervised.loss:
