@@ -164,8 +164,10 @@ class Table(Logger):
         best = location.join(sweep.where, named[0]) if named else location.join(run, "experiment.json")
         if is_url(best):  # `train` reads files: this one is in the mirror
             best = str(sweep.path / (named[0] if named else f"trials/{number:04d}/experiment.json"))
+        if results.by_fold:
+            return [("raytrain", "train", best, *folds.WITHOUT), ("raytrain", "folds", best)]
         return [
-            ("raytrain", "train", best, *(folds.WITHOUT if results.by_fold else ())),
+            ("raytrain", "train", best),
             ("raytrain", "evaluate", run),
             ("raytrain", "export", run, "model.pth"),
         ]

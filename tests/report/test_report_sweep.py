@@ -681,6 +681,13 @@ def test_what_came_of_a_sweep_and_what_to_type_next(tmp_path: Path) -> None:
     (path / "best.json").write_text("{}")
     sweep.report(path, console)
     assert f"next:  raytrain train '{path}/best.json'" in said(console)
+    content["sweep"]["by_fold"] = True
+    (path / "sweep.json").write_text(json.dumps(content))
+    sweep.report(path, console)
+    assert said(console).splitlines()[-2:] == [
+        f"next:  raytrain train '{path}/best.json' --data.folds.count 0 --data.folds.fold 0",
+        f"       raytrain folds '{path}/best.json'",
+    ]
 
 
 def test_an_interrupted_sweep_says_in_one_block_what_to_type_next(tmp_path: Path) -> None:
