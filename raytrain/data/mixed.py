@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,9 +15,6 @@ from raytrain.data.source import Data, Field, Index
 
 if TYPE_CHECKING:
     from raytrain.data.decode_gpu import Decoder
-
-_COMMON = ("crop", "augment", "mean", "std")
-"""What prepares the samples of all sources alike, in one batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +69,8 @@ class Mixed(Data):
     """
 
     sources: tuple[Data, ...] = ()
-    """The sources. The mixture's own crop, augment, mean, std, mode and on_bad_sample count: each source must have the
-    same crop, mean and std, and the same augment or none."""
+    """The sources. The mixture's own augment, mode and on_bad_sample count: each source must have the same augment or
+    none. Crop, mean and std are those of all sources, which the mixture need not repeat."""
     shares: tuple[float, ...] = ()
     """The share of each source, in any unit, as (0.7, 0.3); empty for no shares."""
     validate: int | None = None
@@ -102,13 +99,39 @@ class Mixed(Data):
             if source.on_gpu != self.on_gpu:
                 what = f"source {number} decodes on the {'GPU' if source.on_gpu else 'CPU'}, and source 0 does not"
                 raise errors.UserError(what, where, "give all sources the same decode")
-            for name in _COMMON:
-                own, common = getattr(source, name), getattr(self, name)
-                if own not in (common, Augment()):
-                    kind = type(source).__name__
-                    what = f"{name} is {common!r} of Mixed and {own!r} of source {number}, {kind}"
-                    how = f"give both the same: Mixed(..., {name}=...) and {kind}(..., {name}=...)"
-                    raise errors.UserError(what, where, how)
+            self._check_alike(number, source)
+
+    def _check_alike(self, number: int, source: Data) -> None:
+        """Check that a source's samples are prepared as those of the others, which are in one batch.
+
+        Raises:
+            UserError: they are not.
+        """
+        kind, where = type(source).__name__, "in Mixed"
+        differ = [("augment", self.augment, source.augment)] if source.augment not in (self.augment, Augment()) else []
+        for name in ("mean", "std"):
+            own, common = getattr(source, name), getattr(self.sources[0] if _is_unset(self, name) else self, name)
+            if own != common and (_is_unset(self, name) or not _is_unset(source, name)):
+                differ.append((name, common, own))
+        for name, common, own in differ:
+            of = "source 0" if name != "augment" and _is_unset(self, name) else "Mixed"
+            what = f"{name} is {common!r} of {of} and {own!r} of source {number}, {kind}"
+            how = f"give both the same: Mixed(..., {name}=...) and {kind}(..., {name}=...)"
+            raise errors.UserError(what, where, how)
+        if source.input_side != self.input_side:
+            what = f"the model's images have the side {_side(self)} of Mixed and {_side(source)} of source {number}"
+            how = f"give both the same: Mixed(..., crop=...) and {kind}(..., crop=...)"
+            raise errors.UserError(what, where, how)
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the mixture's mean and standard deviation, or where they are left out those of the sources."""
+        unset = _is_unset(self, "mean") and _is_unset(self, "std")
+        return self.sources[0].normalisation(channels) if unset else super().normalisation(channels)
+
+    @property
+    def input_side(self) -> int | None:
+        """The side of the images that the model sees: `crop`, or without it that of the sources."""
+        return self.sources[0].input_side if self.crop is None else super().input_side
 
     def absolute(self) -> Mixed:
         """Return the mixture of sources with absolute paths."""
@@ -224,3 +247,12 @@ class Mixed(Data):
 def _shown(values: tuple[str, ...] | tuple[Field, ...]) -> str:
     """Return classes or fields for a message."""
     return errors.listed(one if isinstance(one, str) else f"{one.name} {one.dtype} {list(one.shape)}" for one in values)
+
+
+def _is_unset(data: Data, name: str) -> bool:
+    """Return whether a field has its default."""
+    return getattr(data, name) == next(field.default for field in fields(data) if field.name == name)
+
+
+def _side(data: Data) -> str:
+    return "as stored" if data.input_side is None else str(data.input_side)

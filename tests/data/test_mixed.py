@@ -10,8 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.ranks import Ranks, losses, new_run, train_rank
+from PIL import Image
 
-from raytrain import MLP, Augment, Balanced, Data, Digits, Experiment, Folds, Index, Mixed, Run, Sampler, UserError
+from raytrain import (
+    MLP,
+    Augment,
+    Balanced,
+    Data,
+    Digits,
+    Experiment,
+    Folds,
+    ImageFolder,
+    Index,
+    Mixed,
+    Run,
+    Sampler,
+    UserError,
+)
 from raytrain.data.checks import checked_indices, checked_read
 from raytrain.data.mixed import MixedIndex
 from raytrain.data.sampler import check_sampler
@@ -132,7 +147,7 @@ def test_bad_samples_are_named_by_their_source() -> None:
         (lambda: replace(MIXED, validate=2), "validate = 2 is out of range, in Mixed; give a value from 0 to 1"),
         (
             lambda: replace(MIXED, crop=1),
-            "crop is 1 of Mixed and None of source 0, Plain, in Mixed; give both the same",
+            "have the side 1 of Mixed and as stored of source 0, in Mixed; give both the same",
         ),
         (lambda: Mixed(sources=(Plain(), Plain(augment=Augment(flip=0.5)))), "augment is .* of source 1"),
         (
@@ -191,3 +206,24 @@ def test_a_mixture_trains_alike_on_1_and_3_ranks_and_survives_json(ranks: Ranks,
 
 def test_a_resumed_run_may_move_the_folders_of_sources() -> None:
     assert may_change("data.sources.1.root") and not may_change("data.sources.1.size") and not may_change("data.shares")
+
+
+def test_the_side_of_a_mixture_is_that_of_its_sources(tmp_path: Path) -> None:
+    for name in ("a/x", "a/y", "b/x", "b/y"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(np.full((9, 9), 10 * number, np.uint8)).save(tmp_path / name / f"{number}.png")
+    sources = tuple(ImageFolder(str(tmp_path / name), size=8) for name in "ab")
+    data = Mixed(sources)
+    assert (data.crop, data.input_side) == (None, sources[0].input_side)
+    assert data.sample(checked_indices(data)["train"]) == sources[0].sample(checked_indices(sources[0])["train"])
+    cut = Mixed(tuple(replace(one, crop=6) for one in sources))
+    assert cut.input_side == 6 and cut.sample(checked_indices(cut)["train"]) == (3, 6, 6)
+    assert Mixed(tuple(replace(one, crop=6) for one in sources), crop=6).input_side == 6
+    assert data.normalisation(3) == sources[0].normalisation(3) != ((0.5,), (0.5,))
+    named = Mixed(sources, mean=(0.1,), std=(0.2,))
+    assert named.normalisation(3) == ((0.1,), (0.2,)), "the sources leave it open"
+    with pytest.raises(UserError, match=r"mean is \(0.1,\) of source 0 and None of source 1"):
+        Mixed((replace(sources[0], mean=(0.1,), std=(0.2,)), sources[1]))
+    with pytest.raises(UserError, match="have the side 6 of Mixed and 7 of source 1"):
+        Mixed((replace(sources[0], crop=6), replace(sources[1], crop=7)))
