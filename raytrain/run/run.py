@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytrain import errors
 from raytrain.checkpoint import layout, location, remote, storage
+from raytrain.data.folds import AXIS
 from raytrain.experiment import Experiment
 from raytrain.files import is_url, known_json, needed_json
 from raytrain.run import copies, experiment_file
@@ -41,8 +42,7 @@ class Run:
         self.path = remote.opened(self.url) if self.url else Path(path)
         if not os.path.isfile(self.path / "experiment.json"):
             if os.path.isfile(self.path / "sweep.json"):
-                best = known_json(self.path / "sweep.json").get("best")
-                raise _a_sweep_s_runs(path, best if isinstance(best, int) else None)
+                raise _a_sweep_s_runs(path, known_json(self.path / "sweep.json"))
             near = [] if self.url else hints.files(self.path, [Path("runs")], "*/experiment.json")
             raise _not_a_run(path, near)
 
@@ -216,6 +216,18 @@ def _not_a_run(path: Path | str, meant: Iterable[object] = ()) -> errors.UserErr
     return errors.UserError("no run there (it has no experiment.json)", path, how)
 
 
-def _a_sweep_s_runs(path: Path | str, best: int | None) -> errors.UserError:
-    how = f"use {path}/trials/{best or 0:04d}, " + ("or another one" if best is None else "the best one")
-    return errors.UserError("this is a sweep, and each of its trials is a run", path, how)
+def of_folds(described: dict[str, Any]) -> bool:
+    """Return whether a sweep, as its `sweep.json` has it, is a cross-validation."""
+    sweep = described.get("sweep")
+    axes = sweep.get("axes") if isinstance(sweep, dict) else None
+    return isinstance(axes, list) and [axis.get("path") for axis in axes if isinstance(axis, dict)] == [AXIS]
+
+
+def _a_sweep_s_runs(path: Path | str, described: dict[str, Any]) -> errors.UserError:
+    if of_folds(described):  # whose `best` is the fold with the easiest samples
+        what = "this is a cross-validation, and each of its folds is a run"
+        return errors.UserError(what, path, f"use {path}/trials/0000, or another fold")
+    best = described.get("best")
+    number, how = (best, "the best one") if isinstance(best, int) else (0, "or another one")
+    what = "this is a sweep, and each of its trials is a run"
+    return errors.UserError(what, path, f"use {path}/trials/{number:04d}, {how}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from raytrain import errors
 from raytrain.data.folds import AXIS
 from raytrain.files import is_url, known_json
-from raytrain.run.run import Run
+from raytrain.run.run import Run, of_folds
 from raytrain.sweep import at_url
 from raytrain.sweep.sweep_run import SweepRun
 
@@ -26,9 +26,7 @@ def opened(place: str, split: str | None = None, root: str | None = None) -> Run
     path = at_url.opened(place) if is_url(place) else Path(place)
     if path is None or not os.path.isfile(path / "sweep.json"):
         return Run(place)
-    described = known_json(path / "sweep.json").get("sweep")
-    axes = described.get("axes", []) if isinstance(described, dict) else []
-    if [axis.get("path") for axis in axes] != [AXIS]:
+    if not of_folds(known_json(path / "sweep.json")):
         return Run(place)  # which says that a sweep is no run
     sweep = SweepRun(path)
     if split == "train" or root is not None:

@@ -156,6 +156,8 @@ def test_mistakes_are_one_line(folds: Path, tmp_path: Path, capsys: pytest.Captu
     assert "has no test split" in fails(capsys, "evaluate", folds, "--split", "test")
     parts = ("--split", "val", "--features", "--out", tmp_path / "x.parquet")
     assert "no features in common" in fails(capsys, "predict", folds, *parts[2:], Path(folds, "trials"))
+    model = fails(capsys, "export", folds, tmp_path / "model.pth")
+    assert model.endswith(f"each of its folds is a run, {folds}; use {folds}/trials/0000, or another fold")
     assert "is predicted by one process" in fails(capsys, "predict", folds, folds, "--out", tmp_path / "parts")
     for number, (status, axis, said) in enumerate(
         (
