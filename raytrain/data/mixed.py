@@ -25,11 +25,9 @@ class MixedIndex(Index):
 
     Attributes:
         parts: the index of each source.
-        validate: the number of the source whose samples alone validate in folds; None for all.
     """
 
     parts: tuple[Index, ...] = ()
-    validate: int | None = None
 
     def name(self, sample: int) -> str:
         """Return the name of a sample for messages."""
@@ -48,11 +46,6 @@ class MixedIndex(Index):
     def in_files(self) -> bool:
         """Whether each sample is a file."""
         return all(part.in_files for part in self.parts)
-
-    @property
-    def validates(self) -> np.ndarray | None:
-        """Which samples may validate in a fold, bool [n]; None for all."""
-        return None if self.validate is None else self.columns["source"] == self.validate
 
     def fingerprint(self) -> str:
         """Return a hash of the samples and of all sources."""

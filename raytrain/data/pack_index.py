@@ -43,6 +43,7 @@ def split_values(index: Index) -> dict[str, Any]:
         "names": index.in_files,
         "columns": {name: column.dtype.newbyteorder("=").str for name, column in index.columns.items()},
         "shares": list(index.shares),
+        **({} if index.validate is None else {"validate": index.validate}),
     }
 
 
@@ -99,4 +100,5 @@ class Table:
             fields=fields,
             columns=columns,
             shares=tuple(values["shares"]),
+            validate=values.get("validate"),
         )

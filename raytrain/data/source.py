@@ -76,6 +76,7 @@ class Index:
         columns: values of samples that are known without reading them, [n] each, by name: weights, groups.
         shares: the shares of an epoch of the parts 0, 1, ... that the column `source` names; set by `Mixed`.
         notes: lines that the plan shows; those of train.
+        validate: the number of the part whose samples alone validate in folds; None for all. Set by `Mixed`.
     """
 
     # Typed as if they were never None, so that a source that sets them need not check.
@@ -93,6 +94,7 @@ class Index:
     columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     shares: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    validate: int | None = None
 
     def __post_init__(self) -> None:
         if self.shape is not None:  # also in a copy by dataclasses.replace()
@@ -118,7 +120,7 @@ class Index:
     @property
     def validates(self) -> np.ndarray | None:
         """Which samples may validate in a fold, bool [n]; None for all."""
-        return None
+        return None if self.validate is None else self.columns["source"] == self.validate
 
     @property
     def sample_bytes(self) -> int:
@@ -390,9 +392,8 @@ class Data:
             what = f"{policy} takes images of 1 or 3 channels and these have {channels}"
             raise errors.UserError(what, "in data.augment.policy", "use --data.augment.policy none")
         if policy != "none" and field.dtype != "uint8":
-            raise errors.UserError(
-                f"{policy} changes images of uint8, got {field.dtype}", f"in {where}", "leave augment.policy out"
-            )
+            what = f"{policy} changes images of uint8, got {field.dtype}"
+            raise errors.UserError(what, f"in {where}", "leave augment.policy out")
         if self.input_side is not None and self.input_side > min(height, width):
             allowed = f"of at most {min(height, width)}, the stored image's side, or None for all of it"
             allowed += " (padding is added in training only)" if self.augment.padding else ""

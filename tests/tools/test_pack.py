@@ -238,6 +238,16 @@ def test_masks_mixtures_and_packs_of_packs(tmp_path: Path) -> None:
     assert index.shares == (0.3, 0.7) and set(index.columns["source"]) == {0, 1}
 
 
+def test_folds_of_a_packed_mixture_are_those_of_the_mixture(tmp_path: Path) -> None:
+    scenes = Scenes("mask tags size", crop=4)
+    mixed = Mixed((scenes, scenes), validate=1, crop=4, folds=Folds(3, 1))
+    packed(replace(mixed, folds=Folds()), tmp_path / "mixed")
+    pack = Packed(str(tmp_path / "mixed"), folds=Folds(3, 1))
+    same_arrays(mixed, pack)
+    same_arrays(mixed, pack, "val")
+    assert set(checked_indices(pack)["val"].columns["source"]) == {1}
+
+
 def test_the_same_source_gives_the_same_bytes(photos: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         packed(ImageFolder(str(photos)), tmp_path / name, codec="jpeg", size=24)
