@@ -83,7 +83,7 @@ def single(run: Run, limit: float | None = run_evaluation.QUICK, follow: inferen
     found = run_evaluation.sections_of(run, _command(run), limit, follow)
     times = run_time.section(rows.validations, run.experiment, str(summary.get("device")))
     parts = [
-        ("curves", "Curves", charts([rows]) + _losses(run) + _validations(rows)),
+        ("curves", "Curves", charts([rows]) + _lacking(rows, summary) + _losses(run) + _validations(rows)),
         *([("time", "Time spent", times)] if times else []),
         ("experiment", "What was run", _experiment(run)),
         *found,
@@ -119,7 +119,7 @@ def comparison(runs: Sequence[Run]) -> str:
     heading = table("Differences of the experiments", ("field", *names), differences)
     parts = [
         ("results", "Results", table("Results", ("run", *(title for _, title in shown)), results)),
-        ("curves", "Curves", charts(rows)),
+        ("curves", "Curves", charts(rows) + "".join(map(_lacking, rows, summaries))),
         ("differences", "Differences", heading if paths else "<p>The experiments are equal.</p>"),
     ]
     title = f"{len(runs)} runs compared"
@@ -165,6 +165,14 @@ def _fact(key: str, value: Any) -> Any:
     if key == "seconds":
         return f"{figure:.1f} s" if figure < 60 else clock(figure)
     return f"{figure:,.0f}" if key == "samples_per_second" else value
+
+
+def _lacking(rows: Rows, summary: dict[str, Any]) -> str:
+    """Return a line where metrics.jsonl lacks steps that the run has trained, since the curves look whole."""
+    steps, there = number(summary.get("steps")) or 0, len(rows.steps)
+    if there >= steps:
+        return ""
+    return f"<p>{safe(rows.name)}/metrics.jsonl is damaged: it has rows of {there:,} of {steps:,} steps.</p>"
 
 
 def _losses(run: Run) -> str:

@@ -129,6 +129,15 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
         run_page.write([first] * 51)
 
 
+def test_steps_that_metrics_jsonl_lacks_are_counted(tmp_path: Path) -> None:
+    whole, cut = a_run(tmp_path / "whole"), a_run(tmp_path / "cut")
+    lines = (file := cut.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    file.write_text("".join(["{", *lines[1:3]]))
+    said = f"cut/metrics.jsonl is damaged: it has rows of 1 of {whole.summary['steps']} steps."
+    assert "is damaged" not in run_page.single(whole)
+    assert said in run_page.single(cut) and said in run_page.comparison([whole, cut])
+
+
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     run = Run(new_run(tmp_path / "new", BASE))
     texts = Page(run_page.single(run)).texts
