@@ -18,7 +18,7 @@ from PIL import Image
 from pyarrow import csv, parquet
 
 from raytrain import errors
-from raytrain.files import reason
+from raytrain.files import is_url, reason
 from raytrain.tools import output
 
 FEATURES = "features"
@@ -65,7 +65,8 @@ def write(rows: list[dict[str, Any]], classes: tuple[str, ...], file: Path) -> N
 def _mask_name(number: int, row: Mapping[str, Any]) -> str:
     """Return the name of a mask's file: the row's number, which makes it unique, and the image's name if it has one, of
     letters, digits, `.`, `_` and `-` alone."""
-    path = str(row.get("path") or row.get("sample") or "").partition("?")[0]
+    path = str(row.get("path") or row.get("sample") or "")
+    path = path.partition("?")[0] if is_url(path) else path
     stem, suffix = os.path.splitext(os.path.basename(path))
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem)[:_STEM]
     return f"{number:06d}_{stem}.png" if suffix else f"{number:06d}.png"  # without a suffix it is no file's name

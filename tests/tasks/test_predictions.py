@@ -66,14 +66,14 @@ def test_masks_become_pictures_of_the_classes_numbers(tmp_path: Path, capsys: Ca
     pixels = np.random.default_rng(0).integers(0, 256, (6, 6), dtype=np.uint8)
     Image.fromarray(pixels).save(picture)
     (tmp_path / "a b").mkdir()
-    for name in ("some.png", "x;y.v2.png"):
+    for name in ("some.png", "x;y?.v2.png"):
         Image.fromarray(pixels).save(tmp_path / "a b" / name)
-    sources = picture, tmp_path / "a b" / "some.png", tmp_path / "a b" / "x;y.v2.png"
+    sources = picture, tmp_path / "a b" / "some.png", tmp_path / "a b" / "x;y?.v2.png"
     succeeds(capsys, "predict", run.path, *sources, "--out", tmp_path / "more.jsonl")
     assert sorted(one.name for one in (tmp_path / "more_masks").iterdir()) == [
         "000000_some.png",
         "000001_some.png",
-        "000002_x_y.v2.png",
+        "000002_x_y_.v2.png",
     ]
     (row,) = inference.predict(run, [str(picture)])
     with torch.no_grad():
