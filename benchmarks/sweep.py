@@ -31,7 +31,7 @@ from raytrain import MNIST, SGD, Cosine, Grid, Sweep, config
 from raytrain.run import experiment_file
 from raytrain.sweep import record
 from raytrain.sweep.space import combinations
-from raytrain.sweep.sweep import load, to_dict
+from raytrain.sweep.sweep_file import load, to_dict
 
 EXPERIMENT = ROOT / "experiments" / "sweep_amp_batch.py"
 AT_ONCE = 2

@@ -29,7 +29,7 @@ from raytrain.cli import sweep as cli
 from raytrain.driver.options import Options
 from raytrain.report.sweep import Table
 from raytrain.sweep import record
-from raytrain.sweep.sweep import load, to_dict
+from raytrain.sweep.sweep_file import load, to_dict
 
 GOAL = 0.05
 """Seconds of the driver's CPU time a trial."""
