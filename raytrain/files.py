@@ -26,8 +26,9 @@ from raytrain.watchdog import doing
 LARGEST = 1 << 26
 """The largest file in bytes that is read whole: raytrain writes no larger one."""
 _CHUNK = 1 << 20
-_SECRET = re.compile(r"secret|passw|token|signature|credential(?!_kind)|key$|^sig$")
-"""Names of a URL's options that hold secrets, in lower case; `sig` is that of Azure's shared access signatures."""
+SECRET = re.compile(r"secret|passw|token|signature|credential(?!_kind)|key$|^sig$")
+"""Names of a URL's options and of environment variables that hold secrets, in lower case; `sig` is that of Azure's
+shared access signatures."""
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 """A URL with a password, as the value of another URL's option."""
 
@@ -55,7 +56,7 @@ def check_no_secret(url: str, flag: str) -> None:
     elif s3 and given.username is not None:
         secret = "an access key"
     for name, value in parse_qsl(options.replace(";", "&"), keep_blank_values=True):
-        if _SECRET.search(name.lower()) or _PASSWORD.search(value):
+        if SECRET.search(name.lower()) or _PASSWORD.search(value):
             secret = secret or f"a secret ({name})"
     if secret:
         raise errors.secret_in_url(flag, secret)

@@ -15,16 +15,18 @@ from raytrain.jobs import follow, job
 from raytrain.jobs.dashboard import Dashboard, reach
 from raytrain.jobs.project import check_storage, project
 from raytrain.jobs.submit import submit as send
+from raytrain.jobs.variables import variables
 from raytrain.report import jobs as report
 
 
 def submit(path: str, command: str, root: str, options: Submit, arguments: list[str]) -> int:
     """Send an experiment or a sweep to a cluster, and follow the job unless --no_wait is given."""
     check_storage(options.out)
+    environment = variables(options.env)
     head = reach(options.address)
     sent = project(Path(path), options.out, root)
-    flags = without(arguments, "--address", "--wait", "--no_wait")
-    name = send(head, sent, options.name or Path(path).stem, command, flags, options.out)
+    flags = without(arguments, "--address", "--wait", "--no_wait", "--env")
+    name = send(head, sent, options.name or Path(path).stem, command, flags, options.out, environment)
 
     if not options.wait:
         print(name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from raytrain import errors
 from raytrain.jobs.dashboard import Dashboard
@@ -26,7 +26,15 @@ _ENTRYPOINT = (
 )
 
 
-def submit(dashboard: Dashboard, sent: Project, name: str, command: str, flags: Sequence[str], out: str) -> str:
+def submit(
+    dashboard: Dashboard,
+    sent: Project,
+    name: str,
+    command: str,
+    flags: Sequence[str],
+    out: str,
+    environment: Mapping[str, str] = {},
+) -> str:
     """Send a project and start `raytrain COMMAND EXPERIMENT FLAGS` in its copy on the cluster.
 
     Args:
@@ -34,6 +42,7 @@ def submit(dashboard: Dashboard, sent: Project, name: str, command: str, flags: 
         command: `train` or `sweep`.
         flags: the command's flags. They must hold no secret: whoever can query the cluster can read them.
         out: the folder or URL for the run.
+        environment: variables of the job's processes.
 
     Returns:
         The job's id.
@@ -54,6 +63,7 @@ def submit(dashboard: Dashboard, sent: Project, name: str, command: str, flags: 
                     # Ray's job supervisor reads this from the job's environment.
                     "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_SECONDS),
                     **repository.to_send(str(sent.folder)),
+                    **environment,
                 },
             },
             metadata={"command": shlex.join(["raytrain", *arguments]), "out": out},

@@ -291,6 +291,9 @@ def test_the_token_does_not_cross_the_internet_in_the_clear(home: Path) -> None:
         (["mine/digits.py", "--out", "/x", "--optimizer.lr", "-1"], "lr = -1.0 is out of range"),
         (["a sweep.py", "--out", "/x", "--optimizer.lr", "1"], "--optimizer.lr is what the sweep varies"),
         (["mine/digits.py", "--out", "/x", "--address", "http://u:p@h"], "the URL holds a password"),
+        (["mine/digits.py", "--out", "/x", "--env", "A"], "must be NAME=VALUE, got 'A'"),
+        (["mine/digits.py", "--out", "/x", "--env", "A=1", "A=2"], "A is given twice"),
+        (["mine/digits.py", "--out", "/x", "--env", "WANDB_API_KEY=1"], "WANDB_API_KEY is the name of a secret"),
         ([], "EXPERIMENT must come first"),
     ],
 )
@@ -424,11 +427,13 @@ def test_what_is_sent_and_what_is_not(
 
 def test_a_sweep_is_submitted_as_one(head: Head, working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repository, "commit_of", lambda _: repository.Commit("abc", True))
-    assert cli.run(["submit", "a sweep.py", "--out", "/x", "--address", head.url, "--trials", "2", "--no_wait"]) == 0
+    more = ["--env", "WANDB_MODE=offline", "A=", "--trials", "2", "--no_wait"]
+    assert cli.run(["submit", "a sweep.py", "--out", "/x", "--address", head.url, *more]) == 0
     ((*_, body),) = head.requests("POST")
     assert json.loads(body)["metadata"]["command"] == "raytrain sweep 'a sweep.py' --out /x --trials 2"
     known = json.loads(body)["runtime_env"]["env_vars"]
     assert known["RAYTRAIN_GIT"] == "abc with changes", "the copy has no .git"
+    assert known["WANDB_MODE"] == "offline" and known["A"] == ""
 
 
 def test_file_with_a_sweep_and_an_experiment_is_neither(working: Path, capsys: pytest.CaptureFixture[str]) -> None:

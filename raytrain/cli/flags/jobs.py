@@ -33,6 +33,9 @@ class Submit(Options):
     """URL of the cluster's dashboard, such as http://HOST:8265; by default RAY_API_SERVER_ADDRESS or RAY_ADDRESS."""
     wait: bool = True
     """Follow the job to its end; --no_wait prints its id and returns."""
+    env: tuple[str, ...] = ()
+    """Environment variables of the job and its workers, such as WANDB_MODE=offline NCCL_DEBUG=INFO. All who may ask the
+    cluster can read them."""
 
 
 def submit(arguments: list[str]) -> tuple[str, str, str, Submit, list[str]] | None:
