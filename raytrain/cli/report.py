@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from raytrain import errors
@@ -17,4 +19,12 @@ def report(places: list[str], out: Path | None, evaluate: bool) -> None:
         if out or evaluate:
             raise errors.UserError("--out and --evaluate are for runs", places[0], "give the directory of a run")
         return sweep.report(first)
-    print(f"wrote {run_page.write([Run(place) for place in places], out, evaluate)}")
+    runs = [place for place in places if not _is_another(place)] if len(places) > 1 else places
+    if others := [place for place in places if place not in runs] if runs else []:
+        print(f"left out, as they are no runs: {errors.listed(others)}", file=sys.stderr)
+    print(f"wrote {run_page.write([Run(place) for place in runs or places], out, evaluate)}")
+
+
+def _is_another(place: str) -> bool:
+    """Return whether a place of this machine is there and is no run, as `runs/*` has sweeps and pages beside runs."""
+    return not is_url(place) and os.path.exists(place) and not os.path.isfile(os.path.join(place, "experiment.json"))

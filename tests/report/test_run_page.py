@@ -169,6 +169,15 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.run(["report", str(run.path), str(other.path), "--out", str(tmp_path / "x.html")]) == 0
     assert "2 runs compared" in (tmp_path / "x.html").read_text()
     capsys.readouterr()
+    capsys.readouterr()
+    (tmp_path / "cv").mkdir()
+    (tmp_path / "cv" / "sweep.json").write_text("{}")
+    beside = [str(tmp_path / "cv"), str(tmp_path / "x.html")]
+    assert cli.run(["report", *beside, str(run.path), "--out", str(tmp_path / "x.html")]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"left out, as they are no runs: {', '.join(beside)}\n" and "wrote " in said.out
+    assert cli.run(["report", str(run.path), str(tmp_path / "none"), "--out", str(tmp_path / "x.html")]) == 2
+    assert cli.run(["report", *beside]) == 2
     assert cli.run(["report", str(run.path), "--out", str(tmp_path / "no" / "x.html")]) == 2
     assert cli.run(["report"]) == 2
     (tmp_path / "sweep.json").write_text("{}")
