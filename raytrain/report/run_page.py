@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from raytrain.tools.output import write_file
 
 _MOST_RUNS, _MOST_ROWS, _MOST_TEXT = 50, 500, 200_000
 _MOST_COLUMNS, _MOST_CELLS, _MOST_NAME = 100, 20_000, 60
+_ACROSS = 6
+"""Runs that are compared side by side at the most, where fewer fields differ."""
 _AT_END = 1.0
 """Most seconds of predictions at the end of a run."""
 _TITLES = {"seconds": "time of training", "samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
@@ -94,7 +97,8 @@ def single(run: Run, limit: float | None = run_evaluation.QUICK, follow: inferen
 
 
 def comparison(runs: Sequence[Run]) -> str:
-    """Return the page of several runs."""
+    """Return the page of several runs, the best one first where one metric chooses the best of each."""
+    runs = _ranked(runs)
     names = [cut(name, _MOST_NAME) for name in _names(runs)]
     rows = [Rows.of(run, name) for run, name in zip(runs, names, strict=True)]
     summaries = [run.summary for run in runs]
@@ -115,8 +119,12 @@ def comparison(runs: Sequence[Run]) -> str:
         for path in dict.fromkeys(path for one in flat for path in one)
         if any(one.get(path, missing) != flat[0].get(path, missing) for one in flat[1:])
     ]
-    differences = [(path, *(_value(one[path]) if path in one else None for one in flat)) for path in paths]
-    heading = table("Differences of the experiments", ("field", *names), differences)
+    found = [[path, *(_value(one[path]) if path in one else None for one in flat)] for path in paths]
+    titles = ["field", *names]
+    if len(runs) > max(_ACROSS, len(paths)):  # a row for each run
+        titles, *found = map(list, zip(*[titles, *found], strict=True))
+        titles[0] = "run"
+    heading = table("Differences of the experiments", titles, found)
     parts = [
         ("results", "Results", table("Results", ("run", *(title for _, title in shown)), results)),
         ("curves", "Curves", charts(rows) + "".join(map(_lacking, rows, summaries))),
@@ -125,6 +133,23 @@ def comparison(runs: Sequence[Run]) -> str:
     title = f"{len(runs)} runs compared"
     head = f"<h1>{safe(title)}</h1><p class='muted'>{safe(', '.join(names))}</p>{navigation(parts)}"
     return page(title, head + "".join(section(*part) for part in parts))
+
+
+def _ranked(runs: Sequence[Run]) -> list[Run]:
+    """Return runs by the best value of their monitored metric, those without one last; as they are if they do not have
+    the same metric."""
+    summaries = [run.summary for run in runs]
+    best = [number(summary.get(str(summary.get("monitor")))) for summary in summaries]
+    chosen = {
+        (summary["monitor"], summary.get("direction"))
+        for summary, value in zip(summaries, best, strict=True)
+        if value is not None
+    }
+    if len(chosen) != 1:
+        return [*runs]
+    sign = 1.0 if chosen.pop()[1] == "min" else -1.0
+    places = sorted(range(len(runs)), key=lambda place: math.inf if (one := best[place]) is None else sign * one)
+    return [runs[place] for place in places]
 
 
 def _command(run: Run, *words: str) -> str:

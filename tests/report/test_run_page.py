@@ -129,6 +129,22 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
         run_page.write([first] * 51)
 
 
+def test_many_runs_are_rows_and_the_best_comes_first(tmp_path: Path) -> None:
+    runs = []
+    for place, accuracy in enumerate((0.5, 0.9, None, 0.7, 0.8, 0.6, 0.4)):
+        run = a_run(tmp_path / f"r{place}", replace(BASE, optimizer=SGD(lr=0.1 + place)), steps=5)
+        summary = run.summary | {"monitor": "val_accuracy", "direction": "max", "val_accuracy": accuracy}
+        (run.path / "summary.json").write_text(json.dumps(summary))
+        runs.append(Run(run.path))
+    page = Page(run_page.comparison(runs))
+    order = ["r1", "r4", "r3", "r5", "r0", "r6", "r2"]
+    assert [row[0] for row in page.tables["Results"][1:]] == order
+    assert page.tables["Differences of the experiments"] == [
+        ["run", "optimizer.lr"],
+        *([name, f"{0.1 + int(name[1])}"] for name in order),
+    ]
+
+
 def test_steps_that_metrics_jsonl_lacks_are_counted(tmp_path: Path) -> None:
     whole, cut = a_run(tmp_path / "whole"), a_run(tmp_path / "cut")
     lines = (file := cut.path / "metrics.jsonl").read_text().splitlines(keepends=True)
