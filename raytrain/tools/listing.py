@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from raytrain import config, errors
 from raytrain.checkpoint.storage import Storage, answered
-from raytrain.data import Data, Folds, Index, Manifest
+from raytrain.data import Data, Folds, Index, Manifest, Mixed
 from raytrain.data.checks import checked_indices, perhaps_moved, same_data
 from raytrain.data.hold_out import for_evaluation
 from raytrain.data.image_files import string_array
@@ -157,6 +157,7 @@ def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tu
     Raises:
         UserError: the run's data is no table, or an image cannot be read.
     """
+    data = _table_of(data)
     if not isinstance(data, Manifest):
         what = f"a table suits a run on a Manifest, and this run's data is {type(data).__name__}"
         raise errors.UserError(what, table, "give images or folders, or its own data by --split val")
@@ -168,6 +169,18 @@ def rows_of(data: Data, table: str, folder: str, classes: tuple[str, ...]) -> tu
         how = "repair it, leave its row out, or name the folder that paths are relative to by --folder"
         raise errors.bad_sample(bad[0].path, bad[0].reason, how)
     return found, index
+
+
+def _table_of(data: Data) -> Data:
+    """Return of a mixture the source that validates, or the first one where all do, with the mixture's preparation; any
+    other data as it is."""
+    if not isinstance(data, Mixed):
+        return data
+    source = _table_of(data.sources[data.validate or 0])
+    if not isinstance(source, Manifest):
+        return data
+    mean, std = data.normalisation(source.channels)
+    return replace(source, mean=mean, std=std, crop=data.input_side, augment=data.augment)
 
 
 def images_at(path: Path) -> list[str]:
