@@ -202,6 +202,7 @@ class Mixed(Data):
 
     def _joined(self, split: str, parts: list[Index]) -> MixedIndex:
         first, where = parts[0], "in Mixed"
+        parts = [_renumbered(number, part, first.classes) for number, part in enumerate(parts)]
         for number, part in enumerate(parts):
             if part.shares:
                 what = f"source {number}, {type(self.sources[number]).__name__}, has shares of its own"
@@ -235,6 +236,16 @@ class Mixed(Data):
             parts=tuple(parts),
             validate=self.validate,
         )
+
+
+def _renumbered(number: int, part: Index, classes: tuple[str, ...]) -> Index:
+    """Return the index of a source that lacks some classes, or has them in another order, with those of source 0."""
+    if part.classes == classes or part.labels is None or not {*part.classes} <= {*classes}:
+        return part
+    numbers = np.array([classes.index(name) for name in part.classes], np.int64)
+    lacks = [repr(name) for name in classes if name not in part.classes]
+    notes = (f"source {number} has no {errors.listed(lacks, 3)}",) if lacks else ()
+    return replace(part, labels=numbers[part.labels], classes=classes, notes=(*part.notes, *notes))
 
 
 def _shown(values: tuple[str, ...] | tuple[Field, ...]) -> str:

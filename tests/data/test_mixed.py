@@ -22,6 +22,7 @@ from raytrain import (
     Folds,
     ImageFolder,
     Index,
+    Manifest,
     Mixed,
     Run,
     Sampler,
@@ -227,3 +228,21 @@ def test_the_side_of_a_mixture_is_that_of_its_sources(tmp_path: Path) -> None:
         Mixed((replace(sources[0], mean=(0.1,), std=(0.2,)), sources[1]))
     with pytest.raises(UserError, match="have the side 6 of Mixed and 7 of source 1"):
         Mixed((replace(sources[0], crop=6), replace(sources[1], crop=7)))
+
+
+def test_a_source_may_lack_classes_of_the_first_one(tmp_path: Path) -> None:
+    for place, names in (("one", "abc"), ("two", "ca")):
+        lines = ["path,label"]
+        for number in range(12):
+            Image.fromarray(np.full((8, 8), 20 * number, np.uint8)).save(tmp_path / f"{place}{number}.png")
+            lines.append(f"{place}{number}.png,{names[number % len(names)]}")
+        (tmp_path / f"{place}.csv").write_text("\n".join(lines))
+    one, two = (Manifest(str(tmp_path / f"{place}.csv"), size=8, channels=1) for place in ("one", "two"))
+    found = checked_indices(Mixed((one, two)))["train"]
+    assert found.classes == ("a", "b", "c") and "source 1 has no 'b'" in found.notes
+    for number, (name, label) in enumerate(zip(found.names(np.arange(len(found))), found.labels, strict=True)):
+        wanted = "abc" if found.columns["source"][number] == 0 else "ca"
+        place = int(Path(name).stem[3:])
+        assert "abc"[label] == wanted[place % len(wanted)]
+    with pytest.raises(UserError, match="source 1 has other classes than source 0: a, b, c and not a, c"):
+        checked_indices(Mixed((two, one)))
