@@ -9,7 +9,7 @@ import numpy as np
 
 from raytrain import config, errors
 from raytrain.data.augment import Augment
-from raytrain.data.checks import checked_indices, checked_read
+from raytrain.data.checks import checked_read, own_indices
 from raytrain.data.crops import Crops, cropped
 from raytrain.data.source import Data, Field, Index
 
@@ -132,12 +132,12 @@ class Mixed(Data):
 
     def index(self) -> dict[str, Index]:
         """Return the samples of all sources: train, val, and test where each source has one."""
-        found = [checked_indices(source) for source in self.sources]
+        found = [source.folds.split(own_indices(told)) for source, told in self._told()]
         splits = [split for split in ("train", "val", "test") if all(split in indices for indices in found)]
         joined: dict[str, Index] = {}
         for split in splits:
             joined[split] = self._joined(split, [indices[split] for indices in found])
-        if self.validate is not None:
+        if self.validate is not None and "val" in joined:
             val = joined["val"]
             joined["val"] = val.take(np.flatnonzero(val.columns["source"] == self.validate))
         return joined
@@ -189,7 +189,7 @@ class Mixed(Data):
 
     def notes(self) -> list[str]:
         """Return the notes of all sources."""
-        return [note for source in self.sources for note in source.notes()]
+        return [note for _, told in self._told() for note in told.notes()]
 
     def probe(self, index: Index) -> list[errors.BadSample]:
         """Look for samples that cannot be read, as each source does for its own."""
@@ -199,6 +199,11 @@ class Mixed(Data):
             rows = index.rows[index.columns["source"] == number]
             found += source.probe(index.parts[number].take(rows)) if len(rows) else []
         return found
+
+    def _told(self) -> list[tuple[Data, Data]]:
+        """Return each source, and the same told of the mixture's folds, if it has none: it then holds nothing out."""
+        told = self.folds.count > 0
+        return [(one, replace(one, folds=self.folds) if told and not one.folds.count else one) for one in self.sources]
 
     def _joined(self, split: str, parts: list[Index]) -> MixedIndex:
         first, where = parts[0], "in Mixed"

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,10 @@ def update(run: Path, **changes: Any) -> dict[str, Any]:
 
 def reads(experiment: Experiment) -> str:
     """Return what decides which images are read, as text: trials for which it is the same share them."""
-    data = replace(experiment.data.absolute(), augment=Augment())
+    data = experiment.data.absolute()
+    # Not a source with another `augment`: a mixture would refuse one that is not its sources'.
     values: dict[str, Any] = config.to_dict(data) | {"class": type(data).__qualname__}
+    values["augment"] = config.to_dict(Augment())
     # Sweeps of older versions have these texts as keys, without the fields that were added since.
     if data.folds == Folds():
         del values["folds"]

@@ -34,6 +34,7 @@ from raytrain.data.sampler import check_sampler
 from raytrain.driver.correction import may_change
 from raytrain.driver.plan import survey
 from raytrain.errors import BadSample
+from raytrain.sweep import record
 
 
 @dataclass(frozen=True)
@@ -246,3 +247,55 @@ def test_a_source_may_lack_classes_of_the_first_one(tmp_path: Path) -> None:
         assert "abc"[label] == wanted[place % len(wanted)]
     with pytest.raises(UserError, match="source 1 has other classes than source 0: a, b, c and not a, c"):
         checked_indices(Mixed((two, one)))
+
+
+def table(folder: Path, name: str, count: int, split: bool = False) -> Manifest:
+    """A table of `count` images of two classes, with a split of its own or none."""
+    rows = ["path,label" + (",split" if split else "")]
+    for number in range(count):
+        Image.new("L", (4, 4), number).save(folder / f"{name}{number}.png")
+        own = ",val" if number % 4 > 1 else ",train"
+        rows.append(f"{name}{number}.png,{'ab'[number % 2]}{own if split else ''}")
+    (folder / f"{name}.csv").write_text("\n".join(rows))
+    return Manifest(str(folder / f"{name}.csv"), size=4, crop=4, channels=1, mean=(0.5,), std=(0.5,))
+
+
+@pytest.mark.parametrize("validate", [None, 0, 1])
+@pytest.mark.parametrize("with_split", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_folds_of_sources_without_a_val_split_have_all_their_samples(
+    tmp_path: Path, validate: int | None, with_split: bool, nested: bool
+) -> None:
+    """A source's `val_fraction` is not held out before; one with splits of its own leaves out its val."""
+    one, other = table(tmp_path, "x", 40), table(tmp_path, "y", 20, with_split)
+    sources: tuple[Data, ...] = (one, other) if not nested else (Mixed(sources=(one, one), crop=4), other)
+    mixed = Mixed(sources=sources, validate=validate, crop=4, folds=Folds(4))
+    assert mixed.notes() == []
+    sizes = (80 if nested else 40, 10 if with_split else 20)
+    held = 0
+    for fold in range(4):
+        found = checked_indices(replace(mixed, folds=Folds(4, fold=fold)))
+        counts = sum(np.bincount(found[split].columns["source"], minlength=2) for split in ("train", "val"))
+        if validate is None:
+            assert np.array_equal(counts, sizes)
+        else:
+            assert counts[validate] == sizes[validate] and set(found["val"].columns["source"]) == {validate}
+        held += len(found["val"])
+        pixels = checked_read(replace(mixed, folds=Folds(4, fold=fold)), found["val"], np.arange(len(found["val"])))
+        names = [int(Path(name).stem[1:]) for name in found["val"].names(np.arange(len(found["val"])))]
+        assert pixels["image"][:, 0, 0, 0].tolist() == names
+    assert held == (sum(sizes) if validate is None else sizes[validate])
+
+
+def test_a_source_with_folds_of_its_own_keeps_them_in_those_of_the_mixture(tmp_path: Path) -> None:
+    one, other = table(tmp_path, "x", 40), table(tmp_path, "y", 20)
+    found = Mixed(sources=(replace(one, folds=Folds(4)), other), crop=4, folds=Folds(2)).index()
+    assert np.bincount(found["train"].columns["source"]).tolist() == [30, 20]
+
+
+def test_a_sweep_tells_what_is_read_of_sources_that_are_augmented() -> None:
+    """Of a mixture whose sources have its `augment`, trials that differ in other fields share what they read."""
+    flip = Augment(flip=0.5)
+    mixed = Mixed(sources=(Plain(0, 10, augment=flip), Plain(100, 90, augment=flip)), augment=flip)
+    e = Experiment(MLP(), mixed)
+    assert record.reads(e) == record.reads(replace(e, epochs=2)) != record.reads(replace(e, data=MIXED))
