@@ -301,7 +301,8 @@ class Trials:
         return whole.removesuffix("[]\n}") + "[\n" + ",\n".join(texts) + "\n  ]\n}" if texts else whole
 
     def tidy(self, final: bool = False) -> None:
-        """Remove the checkpoints of trials that have ended and are not among the best.
+        """Remove the checkpoints of trials that have ended and are not among the best; none where all are to keep
+        theirs, also those without a value of the objective: a fold of one class has no AUROC.
 
         Args:
             final: whether no trial's process is left.
@@ -313,8 +314,10 @@ class Trials:
         if count > 1:
             groups = repeats.configurations(records, self.objectives, count)
             kept = repeats.kept(groups, self.objectives, self.sweep.keep)
-        else:
+        elif self.sweep.keep < self.count:
             kept = {*self.ranked(records)[: self.sweep.keep]}
+        else:
+            return
         for one in records:
             number, folder = one["number"], record.folder(self.path, one["number"])
             if one["status"] not in record.ENDED or number in kept or number in self.bare:

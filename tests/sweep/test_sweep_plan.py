@@ -97,6 +97,24 @@ def test_sweep_json_is_that_of_all_records_at_once(tmp_path: Path) -> None:
     assert Trials(tmp_path, trials.planned, 0.0).records() == answer["trials"], "as another command reads them"
 
 
+@pytest.mark.parametrize(("keep", "kept"), [(4, [0, 1, 2, 3]), (3, [0, 3]), (1, [0])])
+def test_trials_without_a_value_keep_their_weights_where_all_do(tmp_path: Path, keep: int, kept: list[int]) -> None:
+    """As the folds of `raytrain folds`, of which one may have a single class, and no AUROC."""
+    plan = planned(tmp_path, nodes(2), LR, keep=keep)
+    trials = Trials(tmp_path, plan, 0.0)
+    for number, accuracy in enumerate((0.5, None, None, 0.4)):
+        trials.propose(number)
+        folder = record.folder(tmp_path, number)
+        (folder / "checkpoints").mkdir()
+        row = {"kind": "epoch", "epoch": 1, "step": 1, "val_accuracy": accuracy}
+        (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+        record.update(folder, status="completed")
+    for one in (trials, Trials(tmp_path, plan, 0.0)):  # also where it goes on
+        one.tidy()
+        one.tidy(final=True)
+        assert [n for n in range(4) if (record.folder(tmp_path, n) / "checkpoints").is_dir()] == kept
+
+
 def test_worker_without_memory_makes_its_trial_infeasible(tmp_path: Path) -> None:
     trials = Trials(tmp_path, planned(tmp_path, nodes(2), LR), 0.0)
     ends = ("rank 1 was ended by Ray, since its node ran out of memory: use fewer workers", "rank 1 is gone")
