@@ -11,7 +11,7 @@ from typing import Any
 from raytrain.checkpoint import location
 from raytrain.data.folds import AXIS
 from raytrain.files import is_url, known_json
-from raytrain.report.trials import Results, plain
+from raytrain.report.trials import ENDED_WELL, Results, plain
 from raytrain.sweep import record
 from raytrain.tools.output import write_file
 
@@ -20,8 +20,9 @@ WITHOUT = "--data.folds.count", "0", "--data.folds.fold", "0"
 
 
 def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what folds.json holds: `folds`, `monitor`, `missing` (the folds without a result) and `metrics`, of each
-    metric the values of the folds' best epochs, their mean and their sample standard deviation (None for one value).
+    """Return what folds.json holds: `folds`, `monitor`, `missing` (the folds that have not ended well) and `metrics`,
+    of each metric the values of the folds' best epochs, `count`, how many of them have one (a fold of one class has no
+    AUROC), and of these the mean and the sample standard deviation (None for one value).
 
     Args:
         path: the sweep's directory.
@@ -36,7 +37,7 @@ def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
     found: dict[int, dict[str, Any]] = {}
     for trial in results.trials:
         fold, figures = trial.values.get(AXIS), known_json(record.folder(path, trial.number) / "summary.json")
-        if isinstance(fold, int) and trial.counts:
+        if isinstance(fold, int) and trial.status in ENDED_WELL:
             found[fold] = figures
     names = dict.fromkeys(name for figures in found.values() for name in figures if name.startswith("val_"))
     monitor = next((figures["monitor"] for figures in found.values() if "monitor" in figures), None)
@@ -48,7 +49,8 @@ def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
         finite = [value for value in values.values() if isinstance(value, int | float) and math.isfinite(value)]
         if finite:
             std = statistics.stdev(finite) if len(finite) > 1 else None
-            metrics[name] = {"mean": statistics.fmean(finite), "std": std, "folds": values}
+            mean = statistics.fmean(finite)
+            metrics[name] = {"mean": mean, "std": std, "count": len(finite), "folds": values}
     folds = sorted(trial.values[AXIS] for trial in results.trials if isinstance(trial.values.get(AXIS), int))
     missing = [fold for fold in folds if fold not in found]
     return {"folds": len(folds), "monitor": monitor, "missing": missing, "metrics": metrics}
@@ -76,7 +78,7 @@ def write(path: Path, answer: dict[str, Any]) -> None:
 
 def following(path: Path, where: str, results: Results) -> list[tuple[str, ...]]:
     """Return the commands that train on the splits of the source, without folds, and that evaluate all folds, or where
-    some have no result, one of them.
+    some have not ended well, one of them.
 
     Args:
         path: the sweep's directory.
@@ -90,7 +92,7 @@ def following(path: Path, where: str, results: Results) -> list[tuple[str, ...]]
         experiment = f"{run}/experiment.json"
     return [
         ("raytrain", "train", experiment, *WITHOUT),
-        ("raytrain", "evaluate", where if all(trial.counts for trial in results.trials) else run),
+        ("raytrain", "evaluate", where if all(trial.status in ENDED_WELL for trial in results.trials) else run),
     ]
 
 
@@ -100,11 +102,13 @@ def lines(path: Path, answer: dict[str, Any]) -> list[str]:
     if not found or not found["metrics"]:
         return []
     count = found["folds"] - len(found["missing"])
-    rows: list[tuple[str, ...]] = [("metric", "mean", "std", "lowest", "highest")]
+    fewer = any(one["count"] < count for one in found["metrics"].values())
+    rows: list[tuple[str, ...]] = [("metric", "mean", "std", "lowest", "highest", *(("folds",) if fewer else ()))]
     for name, one in found["metrics"].items():
         values = [value for value in one["folds"].values() if value is not None]
         figures = (one["mean"], one["std"], min(values), max(values))
-        rows.append((plain(name), *("" if figure is None else f"{figure:.4g}" for figure in figures)))
+        shown = ["" if figure is None else f"{figure:.4g}" for figure in figures]
+        rows.append((plain(name), *shown, *((f"{one['count']} of {found['folds']}",) if fewer else ())))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
     missing = f"; no result of fold {', '.join(map(str, found['missing']))}" if found["missing"] else ""

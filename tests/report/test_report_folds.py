@@ -13,6 +13,7 @@ from raytrain.loggers import RunInfo
 from raytrain.report import folds, runs, sweep_page
 from raytrain.report.sweep import Table
 from raytrain.report.sweep_plots import write_plots
+from raytrain.report.trials import Results
 
 VALUES = {0: (0.90, 0.31), 1: (0.94, 0.22), 2: (0.86, 0.41)}
 
@@ -55,6 +56,29 @@ def test_missing_folds_are_named_and_do_not_count(tmp_path: Path) -> None:
         *("metric", "mean", "std")
     ]
     assert [row.split()[0] for row in rows] == ["val_accuracy", "val_loss"]
+
+
+@pytest.mark.parametrize("lacks", ["val_auroc", "val_accuracy"])
+def test_a_metric_says_of_how_many_folds_it_is(tmp_path: Path, lacks: str) -> None:
+    """Also where the monitored one lacks a value: the fold's other metrics count."""
+    given = answer(tmp_path, ("completed",) * 3)
+    given["trials"][1]["objective"] = [None if lacks == "val_accuracy" else VALUES[1][0]]
+    for number, trial in enumerate(given["trials"]):
+        file = tmp_path / "trials" / f"{number:04d}" / "summary.json"
+        figures = json.loads(file.read_text()) | {"val_auroc": 0.5 + number / 10}
+        file.write_text(json.dumps(figures | ({lacks: None} if number == 1 else {})))
+        assert trial["status"] == "completed"
+    found = folds.summary(tmp_path, given)
+    assert found and found["missing"] == []
+    counts = {name: one["count"] for name, one in found["metrics"].items()}
+    assert counts == dict.fromkeys(("val_accuracy", "val_loss", "val_auroc"), 3) | {lacks: 2}
+    lines = folds.lines(tmp_path, given)
+    assert lines[0] == "3 of 3 folds, each at its best epoch" and lines[1].split()[-1] == "folds"
+    rows = {line.split()[0]: line for line in lines[2:]}
+    assert {name: row.endswith(f"{counts[name]} of 3") for name, row in rows.items()} == dict.fromkeys(counts, True)
+    assert "2 of 3" in sweep_page.whole(tmp_path, given)
+    commands = folds.following(tmp_path, "runs/f", Results.of(given))
+    assert commands[1] == ("raytrain", "evaluate", "runs/f"), "all folds have answers"
 
 
 def test_no_fold_is_called_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
