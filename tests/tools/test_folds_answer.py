@@ -17,6 +17,7 @@ from PIL import Image
 import raytrain
 from raytrain import AUROC, CNN, Classification, Experiment, Folds, Manifest, UserError
 from raytrain.data.folds import AXIS
+from raytrain.run.lock import Lock
 
 __all__ = ["without_ray"]
 
@@ -161,7 +162,7 @@ def test_mistakes_are_one_line(folds: Path, tmp_path: Path, capsys: pytest.Captu
     assert "is predicted by one process" in fails(capsys, "predict", folds, folds, "--out", tmp_path / "parts")
     for number, (status, axis, said) in enumerate(
         (
-            ("running", AXIS, "fold 2 is running, so that nothing has been said of its samples"),
+            ("crashed", AXIS, "fold 2 is crashed, so that nothing has been said of its samples"),
             ("completed", "optimizer.lr", "this is a sweep, and each of its trials is a run"),
             ("", AXIS, "the trials are not each fold of 0 to 2 once, but 0, 1,"),
         )
@@ -171,3 +172,21 @@ def test_mistakes_are_one_line(folds: Path, tmp_path: Path, capsys: pytest.Captu
         (place / "trials").symlink_to(folds / "trials")
         write_sweep(place, ["completed", "completed", *filter(None, [status])], axis)
         assert said in fails(capsys, "evaluate", place)
+
+
+@pytest.mark.parametrize("status", ["running", "paused", "pending", "interrupted", ""])
+def test_folds_that_are_left_are_said_with_how_to_go_on(
+    folds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], status: str
+) -> None:
+    """A killed command leaves a fold as it was: there is nothing to wait for."""
+    (tmp_path / "trials").symlink_to(folds / "trials")
+    write_sweep(tmp_path, ["completed", "completed", *filter(None, [status])])
+    how = f"go on with `raytrain sweep {tmp_path}`, or take a run in {tmp_path}/trials"
+    what = f"fold 2 is {status}, so" if status else "the trials are not each fold of 0 to 2 once, but 0, 1"
+    with Lock(tmp_path):
+        said = fails(capsys, "evaluate", tmp_path)
+        assert what in said and f"wait for it, or {how}" in said
+    said = fails(capsys, "evaluate", tmp_path)
+    assert f"; {how}" in said and ("fold 2 is not trained to its end, and nothing trains it" in said or not status)
+    write_sweep(tmp_path, [])
+    assert f"no fold has begun, {tmp_path}; go on with" in fails(capsys, "evaluate", tmp_path)
