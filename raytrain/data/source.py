@@ -155,6 +155,7 @@ class Index:
         """
         if name not in self.columns:
             how = f'name it in `columns` of a Manifest, or let index() return Index(..., columns={{"{name}": array}})'
+            how += f', or let the dataset of a TorchData have columns = {{"{name}": values}}'
             if self.columns:
                 how = f"{errors.nearest(name, self.columns)}the columns are {errors.listed(self.columns, 12)}; {how}"
             raise errors.UserError(f"the data has no column {name!r}", where, how)

@@ -40,6 +40,9 @@ class TorchData(Wrapped, Data):
     After the first array, whole numbers or booleans of an image's height and width are a mask, [height, width] or
     [1, height, width], which reaches the task as [height, width]. All other tensors reach the model unchanged. All
     samples have one shape, and a sample is the same each time it is read: random changes belong into `augment`.
+
+    A dataset may have an attribute `columns`, a dict of lists or arrays with a number or a text for each sample, such
+    as `{"patient": names}`: they are the columns of the index, by which folds are grouped.
     """
 
     val_fraction: float = 0.2
@@ -76,6 +79,7 @@ class TorchData(Wrapped, Data):
                 split=name,
                 rows=np.arange(len(self._dataset(name))),
                 fields=fields,
+                columns=_columns(self._dataset(name)),
             )
             for name in names
         }
@@ -285,6 +289,18 @@ def _named(dataset: Any) -> tuple[str, ...]:
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return tuple(names)
     return ()
+
+
+def _columns(dataset: Any) -> dict[str, np.ndarray]:
+    """Return the columns that a dataset has of its samples; no others that it may have by that name."""
+    given, found = getattr(dataset, "columns", None), {}
+    for name, values in given.items() if isinstance(given, Mapping) else ():
+        column = np.asarray(values)
+        if column.dtype == object and all(isinstance(value, str) for value in column.flat):  # as those of pandas
+            column = column.astype(str)
+        if column.shape == (len(dataset),):
+            found[name] = column
+    return found
 
 
 def _flat_masks(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

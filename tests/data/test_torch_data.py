@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.plain_parts import Digit, LongStream, Stream, Whole, described, from_one, named, truth
+from helpers.plain_parts import Digit, LongStream, Stream, Whole, described, from_one, grouped, named, truth
 from helpers.ranks import Ranks, losses, new_run, on_workers, train_rank
 from PIL import Image
 
@@ -23,6 +23,7 @@ from raytrain import (
     Digits,
     Experiment,
     Field,
+    Folds,
     Segmentation,
     TorchData,
     UserError,
@@ -111,6 +112,26 @@ def test_a_share_of_each_class_is_held_out() -> None:
         checked_read(data, found["val"], np.arange(9))["image"],
         Digits().read(Digits().index()["val"], found["val"].rows[:9]),
     )
+
+
+@pytest.mark.parametrize("kind", ["list", "array", "object"])
+def test_columns_of_the_dataset_group_its_folds(kind: str) -> None:
+    data = TorchData(grouped, kind=kind)
+    held = checked_indices(data)["val"]
+    assert [*held.columns] == ["patient"] and held.columns["patient"][3] == f"p{held.rows[3] // 7}"
+    seen = []
+    for fold in range(3):
+        found = checked_indices(replace(data, folds=Folds(3, fold=fold, group="patient")))
+        assert not {*found["train"].columns["patient"]} & {*found["val"].columns["patient"]}
+        seen += found["val"].rows.tolist()
+    assert sorted(seen) == list(range(359))
+
+
+def test_columns_that_are_none_are_refused() -> None:
+    with pytest.raises(UserError, match=r"column 'patient' must be an array of numbers or strings, .* got object"):
+        checked_indices(TorchData(grouped, kind="none"))
+    with pytest.raises(UserError, match=r'or let the dataset of a TorchData have columns = \{"site": values\}'):
+        checked_indices(TorchData(grouped, folds=Folds(3, group="site")))
 
 
 def test_a_random_flip_is_found_though_it_leaves_half_of_the_samples_alone(monkeypatch: pytest.MonkeyPatch) -> None:

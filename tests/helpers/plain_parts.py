@@ -193,3 +193,12 @@ def described(split: str) -> Dataset:
     label = SimpleNamespace(names=[f"digit {number}" for number in range(10)])
     vars(found)["features"] = {"image": None, "label": label}
     return found
+
+
+def grouped(kind: str = "list") -> Dataset:
+    """Digits with a patient for each 7 of them, and attributes in `columns` that are not of the samples."""
+    found = Whole()
+    names = [f"p{number // 7}" for number in range(len(found))]
+    kinds = {"list": names, "array": np.array(names), "object": np.array(names, object), "none": [*names[1:], None]}
+    vars(found)["columns"] = {"patient": kinds[kind], "image": "path", "some": [1, 2]}
+    return found
