@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import product
@@ -171,9 +172,11 @@ def check_files(data: Manifest, train: Index) -> None:
         UserError: none is.
     """
     if train.in_files and train.sizes is not None and not train.sizes.any():
-        wanted = data.where(train, 0)
-        found = [] if data.suffix else [one for one in with_pillow().trees.EXTENSIONS if os.path.isfile(wanted + one)]
-        how = f"did you mean --suffix {found[0]}?" if found else "name the folder that holds them by --folder"
+        wanted, tables = data.where(train, 0), with_pillow().tables
+        found = _Guess(data, tables.schema(tables.files(data.root)[0]), ["path"]).flags()
+        flags = [f"--{name} {shlex.quote(*found[name])}" for name in ("suffix", "folder") if name in found]
+        there = flags and found["path"] == [data.path]
+        how = f"did you mean {' '.join(flags)}?" if there else "name the folder that holds them by --folder"
         if os.path.isfile(wanted.replace("\\", "/")):
             how = "write / in its paths, in place of \\"
         raise errors.UserError(f"no image of column {data.path!r} is there", wanted, how)

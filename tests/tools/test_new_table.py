@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,10 @@ def test_ids_get_the_suffix_of_the_files(photos: Path, capsys: Capture) -> None:
     flags = ["--path", "id", "--label", "kind", "--folder", photos / "images"]
     said = fails(capsys, "new", table, *flags, "--out", photos / "x.py")
     assert f"no image of column 'id' is there, {photos}/images/0; did you mean --suffix .png?" in said
+    for given in ((), ("--suffix", ".png")):  # without the folder too
+        said = fails(capsys, "new", table, *flags[:4], *given, "--out", photos / "x.py")
+        folder = os.path.relpath(photos / "images")
+        assert f"no image of column 'id' is there, {photos}/0" in said and f"--suffix .png --folder {folder}?" in said
     succeeds(capsys, "new", table, *flags, "--suffix", ".png", "--out", photos / "x.py")
     source = written(photos / "x.py")[1]
     assert (source.path, source.suffix) == ("id", ".png") and 'suffix=".png"' in (photos / "x.py").read_text()
