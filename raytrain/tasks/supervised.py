@@ -53,6 +53,10 @@ class Supervised(Task):
             if not names:
                 how = 'write `directions = {"name": "max"}`, or "min" where the lowest value is the best'
                 raise errors.UserError(f"{name} declares no value", f"in {place(type(metric))}", how)
+            if (type(metric).sums, type(metric).samples) == (Metric.sums, Metric.samples):
+                what = f"{name} has neither sums nor samples, so that its values say nothing of the data"
+                how = "write `def sums(self, outputs, batch)`, which returns tensors to add up, in a dict"
+                raise errors.UserError(what, f"in {place(type(metric))}", how)
             for value, direction in names.items():
                 if value in taken:
                     how = "set its fields apart, or leave one out"

@@ -304,6 +304,10 @@ class Undeclared(Metric):
         return {"x": 1.0}
 
 
+class Constant(Undeclared):
+    directions: ClassVar[Mapping[str, Any]] = {"x": "max"}
+
+
 class Other(MacroF1):
     def values(self, found: Mapping[str, np.ndarray]) -> dict[str, float]:
         return {"f": 1.0}
@@ -334,6 +338,10 @@ class Short(Median):
         ((F1(), F1()), r"two metrics are called 'macro_f1', in Classification.metrics"),
         ((MAE(),), r"MAE is for tasks with numbers as targets, and Classification has one label a sample"),
         ((Undeclared(),), r"Undeclared declares no value, in Undeclared \(.*test_metric.py:\d+\); write `directions ="),
+        (
+            (Constant(),),
+            r"Constant has neither sums nor samples, .*, in Constant \(.*test_metric.py:\d+\); write `def sums",
+        ),
         ((Sideways(),), r"the direction of 'my_f1' must be 'min' or 'max', got 'up', in Sideways"),
         ((F1,), r"metrics = .* is of the wrong type, in Classification; write metrics=\(F1\(\.\.\.\),\)"),
         (F1(), r"metrics = F1.* is of the wrong type, in Classification; write metrics=\(F1\(\.\.\.\),\)"),
