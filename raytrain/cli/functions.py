@@ -250,7 +250,8 @@ def runs(place: Path | str = "runs") -> list[dict[str, Any]]:
     Returns:
         For each, the newest first: `name`, its path below the place; `kind`, run or sweep; `status`; `changed`, an ISO
         8601 time; `epochs`, `steps`, `of_epochs`, `of_steps` and `trials`, its progress; `metric`, `direction`, `best`
-        and `std`; and `bytes`. What is not known is None.
+        and `std`; `bytes`; and `metrics`, the values of all metrics at a run's best checkpoint, or the means over a
+        cross-validation's folds. What is not known is None.
 
     Raises:
         UserError: there is no such place, or storage does not answer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from raytrain import files
+from raytrain import errors, files
 from raytrain.report import folds
 from raytrain.report.layout import cell, columns
 from raytrain.report.trials import Results, number, plain
 from raytrain.run.lock import held
 from raytrain.run.metrics_log import VALIDATED, read_metrics
 
+ORDERS = ("when", "name", "metric", "size")
+"""What runs may be sorted by, besides the name of a metric."""
+_WAYS = ("max", "min")
 _COLUMNS = ("name", "status", "written", "trained", "best", "size")
 _NAME, _, _WRITTEN, _TRAINED, _BEST, _SIZE = range(6)
 """The places of the table's columns."""
@@ -48,6 +51,9 @@ class Found:
         best: the best value; of a cross-validation the mean over its folds.
         std: of a cross-validation, the sample standard deviation over its folds.
         bytes: size of all its files.
+        metrics: the values of a run's metrics at its best checkpoint; of a sweep that of its first objective, and of a
+            cross-validation the means of all metrics.
+        directions: as far as they are known, those of the metrics.
     """
 
     name: str
@@ -64,6 +70,8 @@ class Found:
     best: float | None
     std: float | None
     bytes: int
+    metrics: dict[str, float]
+    directions: dict[str, str]
 
 
 def find(root: Path) -> list[Found]:
@@ -94,6 +102,9 @@ def _run(path: Path, name: str) -> Found:
     task, of_steps = experiment.get("task"), number(experiment.get("steps"))
     metric = str(summary.get("monitor") or (task.get("monitor") if isinstance(task, dict) else None) or "")
     status = str(summary.get("status") or "unfinished")
+    known = summary.get("directions"), {metric: summary.get("direction")}
+    directions = {name: way for one in known if isinstance(one, dict) for name, way in one.items() if way in _WAYS}
+    values = {plain(name): number(value) for name, value in (best | summary).items() if name.startswith("val_")}
     epochs, steps = (_first(number(summary.get(f"{key}s")), number(last.get(key))) for key in ("epoch", "step"))
     return Found(
         name,
@@ -106,10 +117,12 @@ def _run(path: Path, name: str) -> Found:
         _count(of_steps),
         None,
         plain(metric),
-        None if summary.get("direction") not in ("max", "min") else str(summary["direction"]),
+        directions.get(metric),
         _first(number(summary.get(metric)), number(best.get(metric))),
         None,
         _size(path),
+        {name: value for name, value in values.items() if value is not None},
+        directions,
     )
 
 
@@ -124,7 +137,12 @@ def _sweep(path: Path, name: str) -> Found:
     changed = _changed(path, "sweep.json")
     metric, direction = results.objectives[0].name, "max" if results.objectives[0].highest_is_best else "min"
     count, size = len(results.trials), _size(path)
-    return Found(name, "sweep", status, changed, None, None, None, None, count, metric, direction, best, std, size)
+    of_folds = files.known_json(path / "folds.json").get("metrics")
+    means = of_folds.items() if isinstance(of_folds, dict) else ()
+    values = {plain(key): number(one.get("mean")) for key, one in means if isinstance(one, dict)} | {metric: best}
+    values = {key: value for key, value in values.items() if value is not None}
+    ways, progress = {metric: direction}, (None, None, None, None, count)
+    return Found(name, "sweep", status, changed, *progress, metric, direction, best, std, size, values, ways)
 
 
 def _first(*values: float | None) -> float | None:
@@ -153,25 +171,51 @@ def _size(path: Path) -> int:
 
 
 def ordered(found: list[Found], by: str) -> list[Found]:
-    """Return runs by name, or with the newest, the largest or the best metric first; those without one at the end.
+    """Return runs by name, with the newest or the largest first, or with the best value of their metrics first, one
+    metric after the other; those without a value at the end.
 
     Args:
-        by: name, when, metric or size.
+        by: name, when, metric or size; or the name of a metric, which then is that of all.
+
+    Raises:
+        UserError: no run has such a metric, or none says whether its highest or its lowest value is the best.
     """
     if by == "name":
         return sorted(found, key=lambda one: one.name)
-    keys = {"when": lambda one: one.changed, "metric": _goodness, "size": lambda one: one.bytes}
-    known = [one for one in found if keys[by](one) is not None]
-    return sorted(known, key=keys[by], reverse=True) + [one for one in found if keys[by](one) is None]
+    if by in ("when", "size"):
+        return sorted(found, key=lambda one: one.changed if by == "when" else one.bytes, reverse=True)
+    if by != "metric":
+        way = _way(found, by)
+        found = [
+            replace(one, metric=by, direction=way, best=one.metrics.get(by), std=one.std if one.metric == by else None)
+            for one in found
+        ]
+    known = [one for one in found if one.best is not None]
+    return sorted(known, key=_rank) + [one for one in found if one.best is None]
 
 
-def _goodness(one: Found) -> float | None:
-    return -one.best if one.best is not None and one.direction == "min" else one.best
+def _way(found: list[Found], metric: str) -> str:
+    """Return whether the highest or the lowest value of a metric is the best, as a run says."""
+    names = dict.fromkeys(name for one in found for name in one.metrics)
+    if metric not in names:
+        how = f"{errors.nearest(metric, (*ORDERS, *names))}sort by {', '.join(ORDERS)} or a metric: "
+        raise errors.UserError(f"no run has the metric {metric!r}", "", how + (errors.listed(names, 12) or "none"))
+    way = next((one.directions[metric] for one in found if metric in one.directions), None)
+    if way is None:
+        what = f"no run says whether the highest or the lowest {metric} is the best"
+        raise errors.UserError(what, "", "sort by a metric that one of them monitors")
+    return way
+
+
+def _rank(one: Found) -> tuple[str, float]:
+    assert one.best is not None
+    return one.metric, one.best if one.direction == "min" else -one.best
 
 
 def to_dicts(found: list[Found]) -> list[dict[str, Any]]:
     """Return what JSON has of each, with the time in ISO 8601."""
-    return [asdict(one) | {"changed": _when(one, "%Y-%m-%dT%H:%M:%S%z")} for one in found]
+    dicts = [asdict(one) | {"changed": _when(one, "%Y-%m-%dT%H:%M:%S%z")} for one in found]
+    return [{name: value for name, value in one.items() if name != "directions"} for one in dicts]
 
 
 def show(found: list[Found], root: str) -> None:

@@ -15,7 +15,7 @@ from raytrain.files import known_json
 from raytrain.report import runs
 from raytrain.run.lock import held
 
-_RECORDS = ("experiment.json", "summary.json", "best.json", "sweep.json")
+_RECORDS = ("experiment.json", "summary.json", "best.json", "sweep.json", "folds.json")
 _ROWS = "metrics.jsonl"
 
 

@@ -192,8 +192,9 @@ def _is_summary(found: dict[str, Any]) -> bool:
     """Return whether the content of a summary.json is valid; a damaged summary counts as missing."""
     words = ("status", "monitor", "direction", "device", "precision", "error", "stopped_because")
     others = {name: value for name, value in found.items() if name not in (*words, "precision_milliseconds")}
-    floor = others.pop("baseline", {})
+    floor, directions = others.pop("baseline", {}), others.pop("directions", {})
     scores = isinstance(floor, dict) and all(isinstance(value, int | float) for value in floor.values())
+    scores = scores and isinstance(directions, dict) and {*directions.values()} <= {"min", "max"}
     numbers = scores and all(value is None or isinstance(value, int | float) for value in others.values())
     counts = all(type(found[name]) is int for name in ("epochs", "steps") if name in found)
     texts = all(isinstance(found[name], str) for name in words if name in found)

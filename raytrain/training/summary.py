@@ -44,9 +44,11 @@ def of(trainer: Trainer, status: str) -> dict[str, Any]:
     }
 
 
-def goal(e: Experiment) -> dict[str, str]:
-    """Return the metric that chooses the best checkpoint, and whether its highest or its lowest value is the best."""
-    return {"monitor": e.task.monitor, "direction": e.task.declared()[e.task.monitor]}
+def goal(e: Experiment) -> dict[str, Any]:
+    """Return the metric that chooses the best checkpoint, whether its highest or its lowest value is the best, and the
+    same of all metrics."""
+    directions = dict(e.task.declared())
+    return {"monitor": e.task.monitor, "direction": directions[e.task.monitor], "directions": directions}
 
 
 def of_checkpoint(

@@ -108,12 +108,54 @@ def test_the_order_is_what_was_asked_for(root: Path, capsys: Capture) -> None:
     assert names("metric") == ["group/worse", "good", "none"], "the lowest is the best"
 
 
+def test_runs_are_ranked_by_any_metric(tmp_path: Path, capsys: Capture) -> None:
+    """Not by values of different metrics in one order."""
+
+    def write(name: str, monitor: str, auroc: float | None, loss: float, **more: object) -> None:
+        summary = {"status": "completed", "monitor": monitor, "val_auroc": auroc, "val_loss": loss, "val_accuracy": 0.5}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "experiment.json").write_text("{}")
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary | more))
+
+    def names(by: str) -> list[str]:
+        return [one["name"] for one in listed(capsys, tmp_path, "--sort", by)]
+
+    write("a", "val_auroc", 0.7, 0.9, direction="max")
+    write("b", "val_loss", 0.8, 0.2, direction="min")
+    write("c", "val_auroc", 0.6, 0.4, direction="max")
+    write("d", "val_loss", None, 0.3, direction="min")
+    assert names("metric") == ["a", "c", "b", "d"]
+    assert names("val_auroc") == ["b", "a", "c", "d"] and names("val_loss") == ["b", "d", "c", "a"]
+    said = succeeds(capsys, "runs", tmp_path, "--sort", "val_auroc").splitlines()
+    assert ["auroc" in line for line in said[1:]] == [True, True, True, False] and "0.8 auroc" in said[1]
+    assert [one["best"] for one in listed(capsys, tmp_path, "--sort", "val_loss")] == [0.2, 0.3, 0.4, 0.9]
+    assert listed(capsys, tmp_path)[0]["metrics"].keys() <= {"val_auroc", "val_loss", "val_accuracy"}
+    what = "no run says whether the highest or the lowest val_accuracy is the best; sort by a metric that one"
+    assert what in fails(capsys, "runs", tmp_path, "--sort", "val_accuracy")
+    write("e", "val_auroc", 0.9, 0.1, directions={"val_accuracy": "max"}, val_accuracy=0.6)
+    assert names("val_accuracy")[0] == "e"
+    said = fails(capsys, "runs", tmp_path, "--sort", "val_auorc")
+    assert "no run has the metric 'val_auorc'; did you mean val_auroc? sort by when, name, metric, size or a" in said
+
+
+def test_a_cross_validation_is_ranked_by_its_means(root: Path, capsys: Capture) -> None:
+    metrics = {"val_auroc": {"mean": 0.75, "std": 0.1}, "val_loss": None}
+    (root / "search" / "folds.json").write_text(json.dumps({"metrics": metrics}))
+    (root / "good" / "summary.json").write_text(
+        json.dumps({"monitor": "val_loss", "val_auroc": 0.7, "directions": {"val_auroc": "max"}})
+    )
+    for place in (root, f"file://{root}"):
+        first, second, _ = listed(capsys, place, "--sort", "val_auroc")
+        assert (first["name"], first["best"], first["std"], second["name"]) == ("search", 0.75, None, "good")
+
+
 def test_a_failed_run_has_the_direction_of_its_metric(tmp_path: Path, capsys: Capture) -> None:
     planned = plan.make(Experiment(MLP(), Digits()), resources.local_resources, "runs/x-N")
     experiment_file.save(planned.experiment, tmp_path / "experiment.json")
     fit._summarise(tmp_path, planned, "failed", "the cable is loose")
     (one,) = listed(capsys, tmp_path)
     assert (one["status"], one["metric"], one["direction"]) == ("failed", "val_accuracy", "max")
+    assert Run(tmp_path).summary["directions"].items() >= {"val_loss": "min", "val_accuracy": "max"}.items()
 
 
 def test_damaged_runs_are_listed(root: Path, capsys: Capture) -> None:
@@ -166,7 +208,8 @@ def test_a_narrow_terminal_cuts_no_number(
 @pytest.mark.parametrize("width", range(45, 90, 3))
 def test_a_narrow_terminal_cuts_no_spread(capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    one = runs.Found("a", "sweep", "completed", 0, None, None, None, None, 3, "val_accuracy", "max", 0.6217, 0.059, 9)
+    known = ("val_accuracy", "max", 0.6217, 0.059, 9, {}, {})
+    one = runs.Found("a", "sweep", "completed", 0, None, None, None, None, 3, *known)
     runs.show([one], "")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width and "0.6217 ± 0.059 a" in lines[1]

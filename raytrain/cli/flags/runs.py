@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -14,14 +14,15 @@ def runs(arguments: list[str]) -> tuple[str, str, bool]:
 
     def command(
         directory: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[DIR]")]] = "runs",
-        sort: Literal["when", "name", "metric", "size"] = "when",
+        sort: Annotated[str, tyro.conf.arg(metavar="{when,name,metric,size,METRIC}")] = "when",
         json: bool = False,
     ) -> tuple[str, str, bool]:
         """List the runs and sweeps below a directory or a URL: status, when written, progress, best metric and size.
 
         Args:
             directory: The directory or URL to search.
-            sort: By name, or the newest, the best metric or the largest first.
+            sort: By name, or the newest, the best value of each metric or the largest first; or the name of a metric,
+                such as val_auroc, the best first.
             json: Print a JSON list.
         """
         return directory, sort, json
