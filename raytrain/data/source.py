@@ -383,8 +383,7 @@ class Data:
             raise errors.UserError(what, f"in {name}.whole", how)
 
     def _check_image(self, field: Field) -> None:
-        channels, height, width = field.shape
-        where = type(self).__name__
+        (channels, height, width), where = field.shape, type(self).__name__
         for name, values in zip(("mean", "std"), self.normalisation(channels), strict=True):
             if len(values) not in (1, channels):
                 raise errors.out_of_range(name, values, f"of 1 number or one per channel ({channels})", where)

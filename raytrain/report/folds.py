@@ -22,7 +22,8 @@ WITHOUT = "--data.folds.count", "0", "--data.folds.fold", "0"
 def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
     """Return what folds.json holds: `folds`, `monitor`, `missing` (the folds that have not ended well) and `metrics`,
     of each metric the values of the folds' best epochs, `count`, how many of them have one (a fold of one class has no
-    AUROC), and of these the mean and the sample standard deviation (None for one value).
+    AUROC), of these the mean and the sample standard deviation (None for one value), and `direction`, whether the
+    highest or the lowest value is the best (None of folds of an older version).
 
     Args:
         path: the sweep's directory.
@@ -43,6 +44,7 @@ def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
     monitor = next((figures["monitor"] for figures in found.values() if "monitor" in figures), None)
     if monitor in names:  # the monitored metric comes first
         names = {monitor: None} | names
+    ways = {name: way for one in found.values() for name, way in one.get("directions", {}).items()}
     metrics = {}
     for name in names:
         values = {fold: figures.get(name) for fold, figures in sorted(found.items())}
@@ -50,7 +52,8 @@ def summary(path: Path, answer: dict[str, Any]) -> dict[str, Any] | None:
         if finite:
             std = statistics.stdev(finite) if len(finite) > 1 else None
             mean = statistics.fmean(finite)
-            metrics[name] = {"mean": mean, "std": std, "count": len(finite), "folds": values}
+            figures = {"mean": mean, "std": std, "count": len(finite), "direction": ways.get(name)}
+            metrics[name] = {**figures, "folds": values}
     folds = sorted(trial.values[AXIS] for trial in results.trials if isinstance(trial.values.get(AXIS), int))
     missing = [fold for fold in folds if fold not in found]
     return {"folds": len(folds), "monitor": monitor, "missing": missing, "metrics": metrics}

@@ -138,10 +138,12 @@ def _sweep(path: Path, name: str) -> Found:
     metric, direction = results.objectives[0].name, "max" if results.objectives[0].highest_is_best else "min"
     count, size = len(results.trials), _size(path)
     of_folds = files.known_json(path / "folds.json").get("metrics")
-    means = of_folds.items() if isinstance(of_folds, dict) else ()
-    values = {plain(key): number(one.get("mean")) for key, one in means if isinstance(one, dict)} | {metric: best}
+    known = of_folds.items() if isinstance(of_folds, dict) else ()
+    means = {plain(key): one for key, one in known if isinstance(one, dict)}
+    values = {key: number(one.get("mean")) for key, one in means.items()} | {metric: best}
     values = {key: value for key, value in values.items() if value is not None}
-    ways, progress = {metric: direction}, (None, None, None, None, count)
+    ways = {key: one["direction"] for key, one in means.items() if one.get("direction") in _WAYS} | {metric: direction}
+    progress = (None, None, None, None, count)
     return Found(name, "sweep", status, changed, *progress, metric, direction, best, std, size, values, ways)
 
 

@@ -24,7 +24,14 @@ def answer(path: Path, statuses: tuple[str, ...], axes: tuple[str, ...] = (folds
         folder = path / "trials" / f"{number:04d}"
         folder.mkdir(parents=True)
         accuracy, loss = VALUES[number]
-        figures = {"monitor": "val_accuracy", "val_loss": loss, "val_accuracy": accuracy, "best_epoch": 2}
+        ways = {"val_accuracy": "max", "val_loss": "min"}
+        figures = {
+            "monitor": "val_accuracy",
+            "directions": ways,
+            "val_loss": loss,
+            "val_accuracy": accuracy,
+            "best_epoch": 2,
+        }
         (folder / "summary.json").write_text(json.dumps(figures))
         objective = [accuracy] if status == "completed" else [None]
         values = dict.fromkeys(axes, number)
@@ -39,6 +46,7 @@ def test_mean_and_standard_deviation_are_numpys(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "folds.json").read_text())
     assert (found["folds"], found["monitor"], found["missing"]) == (3, "val_accuracy", [])
     assert list(found["metrics"]) == ["val_accuracy", "val_loss"], "the monitored one first"
+    assert [one["direction"] for one in found["metrics"].values()] == ["max", "min"]
     for place, name in enumerate(found["metrics"]):
         values = [VALUES[fold][place] for fold in range(3)]
         one = found["metrics"][name]

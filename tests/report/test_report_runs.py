@@ -139,11 +139,9 @@ def test_runs_are_ranked_by_any_metric(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_cross_validation_is_ranked_by_its_means(root: Path, capsys: Capture) -> None:
-    metrics = {"val_auroc": {"mean": 0.75, "std": 0.1}, "val_loss": None}
+    metrics = {"val_auroc": {"mean": 0.75, "std": 0.1, "direction": "max"}, "val_loss": None}
     (root / "search" / "folds.json").write_text(json.dumps({"metrics": metrics}))
-    (root / "good" / "summary.json").write_text(
-        json.dumps({"monitor": "val_loss", "val_auroc": 0.7, "directions": {"val_auroc": "max"}})
-    )
+    (root / "good" / "summary.json").write_text(json.dumps({"monitor": "val_loss", "val_auroc": 0.7}))
     for place in (root, f"file://{root}"):
         first, second, _ = listed(capsys, place, "--sort", "val_auroc")
         assert (first["name"], first["best"], first["std"], second["name"]) == ("search", 0.75, None, "good")
