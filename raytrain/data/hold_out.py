@@ -31,7 +31,7 @@ def told(data: Any, of: str = "each class is") -> str:
         of: what a share is held out of, with its verb.
     """
     if not data.val_fraction:
-        return "all samples train and validate, so val's metrics say nothing about new ones (--data.val_fraction 0)"
+        return "all samples train and validate (--data.val_fraction 0)"
     return f"{data.val_fraction:.0%} of {of} used for validation (--data.val_fraction)"
 
 

@@ -11,6 +11,7 @@ from raytrain import config, errors
 from raytrain.data.augment import Augment
 from raytrain.data.checks import checked_read, own_indices
 from raytrain.data.crops import Crops, cropped
+from raytrain.data.folds import Folds
 from raytrain.data.source import Data, Field, Index
 
 if TYPE_CHECKING:
@@ -62,15 +63,20 @@ class Mixed(Data):
     """
 
     sources: tuple[Data, ...] = ()
-    """The sources. The mixture's own augment, mode and on_bad_sample count: each source must have the same augment or
-    none. Crop, mean and std are those of all sources, which the mixture need not repeat."""
+    """The sources. The mixture's own mode and on_bad_sample count. Crop, augment, mean and std must be the same in all
+    of them, and the mixture need not repeat them; where it has its own augment, a source may have none."""
     shares: tuple[float, ...] = ()
     """The share of each source, in any unit, as (0.7, 0.3); empty for no shares."""
     validate: int | None = None
-    """The number of the source, from 0, whose val split validates; None joins those of all sources. With folds, its
+    """The number of the source, from 0, whose val split validates; None joins those of all sources. Of the others, all
+    samples of train are trained on, also those that would be held out for want of a val split. With folds, its
     training samples alone validate; those of other sources are left out in one fold each, too."""
 
     def __post_init__(self) -> None:
+        own = self.sources[0].augment if self.sources else Augment()
+        if self.augment == Augment() != own and all(source.augment == own for source in self.sources):
+            object.__setattr__(self, "augment", own)  # and not theirs, so that a flag or an axis changes it for all
+            object.__setattr__(self, "sources", tuple(replace(one, augment=Augment()) for one in self.sources))
         super().__post_init__()
         config.check(self)
         where = "in Mixed"
@@ -133,10 +139,11 @@ class Mixed(Data):
     def index(self) -> dict[str, Index]:
         """Return the samples of all sources: train, val, and test where each source has one."""
         found = [source.folds.split(own_indices(told)) for source, told in self._told()]
-        splits = [split for split in ("train", "val", "test") if all(split in indices for indices in found)]
         joined: dict[str, Index] = {}
-        for split in splits:
-            joined[split] = self._joined(split, [indices[split] for indices in found])
+        for split in ("train", "val", "test"):
+            needed = found if split != "val" or self.validate is None else [found[self.validate]]
+            if all(split in indices for indices in needed):
+                joined[split] = self._joined(split, [indices.get(split, indices["train"]) for indices in found])
         if self.validate is not None and "val" in joined:
             val = joined["val"]
             joined["val"] = val.take(np.flatnonzero(val.columns["source"] == self.validate))
@@ -201,9 +208,14 @@ class Mixed(Data):
         return found
 
     def _told(self) -> list[tuple[Data, Data]]:
-        """Return each source, and the same told of the mixture's folds, if it has none: it then holds nothing out."""
-        told = self.folds.count > 0
-        return [(one, replace(one, folds=self.folds) if told and not one.folds.count else one) for one in self.sources]
+        """Return each source, and the same told of folds if it has none and is not to hold samples out: where the
+        mixture has folds, and where another source validates alone."""
+        found = []
+        for number, one in enumerate(self.sources):
+            trains = self.folds.count > 0 or self.validate not in (None, number)
+            folds = self.folds if self.folds.count else Folds(2)
+            found.append((one, replace(one, folds=folds) if trains and not one.folds.count else one))
+        return found
 
     def _joined(self, split: str, parts: list[Index]) -> MixedIndex:
         first, where = parts[0], "in Mixed"

@@ -25,7 +25,11 @@ def notes(data: Data, indices: Mapping[str, Index], compared: bool) -> list[str]
     """
     train, val = indices["train"], indices["val"]
     found = [*data.notes(), *train.notes, *data.size_notes(train)]
-    return [*found, *_alike(train.classes), *_untrained(train, val), *_twice(train, val)] if compared else found
+    if not compared:
+        return found
+    if len(train) == len(val) and train.fingerprint() == val.fingerprint():
+        return [*found, *_alike(train.classes), "val has the samples of train: its metrics say nothing about new ones"]
+    return [*found, *_alike(train.classes), *_untrained(train, val), *_twice(train, val)]
 
 
 def _alike(classes: tuple[str, ...]) -> list[str]:
@@ -59,7 +63,7 @@ def _twice(train: Index, val: Index) -> list[str]:
     files = np.concatenate([chunk.indices.to_numpy() for chunk in codes.chunks])
     found = []
     common = np.intersect1d(files[: len(train)], files[len(train) :])
-    if 0 < len(common) < len(np.unique(files)):  # all of them are held out of nothing on purpose
+    if len(common):
         one = both[int(np.argmax(files == common[0]))].as_py()
         found.append(f"{_counted(len(common))} both in train and in val, such as {one}")
     if train.labels is not None and val.labels is not None:

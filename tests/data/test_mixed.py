@@ -299,3 +299,30 @@ def test_a_sweep_tells_what_is_read_of_sources_that_are_augmented() -> None:
     mixed = Mixed(sources=(Plain(0, 10, augment=flip), Plain(100, 90, augment=flip)), augment=flip)
     e = Experiment(MLP(), mixed)
     assert record.reads(e) == record.reads(replace(e, epochs=2)) != record.reads(replace(e, data=MIXED))
+
+
+def test_the_augmentation_of_the_sources_is_that_of_the_mixture() -> None:
+    flip = Augment(flip=0.5)
+    data = Mixed((Plain(0, 10, augment=flip), Plain(100, 90, augment=flip)))
+    assert data.augment == flip and [source.augment for source in data.sources] == [Augment(), Augment()]
+    assert replace(data, augment=Augment(flip=0.25)).augment.flip == 0.25, "a flag changes it for all"
+    outer = Mixed((data, Plain(100, 90, augment=flip)))
+    assert outer.augment == flip and outer.sources[0].augment == Augment()
+    for other in (Augment(), Augment(flip=0.25)):
+        with pytest.raises(UserError, match=r"augment is .* of source [01]"):
+            Mixed((Plain(0, 10, augment=other), Plain(100, 90, augment=flip)))
+
+
+def test_sources_that_do_not_validate_hold_nothing_out(tmp_path: Path) -> None:
+    one, other = table(tmp_path, "x", 40), table(tmp_path, "y", 20)
+    mixed = Mixed((one, other), validate=0, crop=4)
+    found = checked_indices(mixed)
+    assert np.bincount(found["train"].columns["source"]).tolist() == [32, 20]
+    assert np.bincount(found["val"].columns["source"]).tolist() == [8]
+    assert sum("used for validation" in note for note in mixed.notes()) == 1
+    val = checked_read(mixed, found["val"], np.arange(8))["image"][:, 0, 0, 0]
+    assert val.tolist() == [int(Path(name).stem[1:]) for name in found["val"].names(np.arange(8))]
+    split = checked_indices(Mixed((one, table(tmp_path, "z", 20, True)), validate=0, crop=4))
+    assert np.bincount(split["train"].columns["source"]).tolist() == [32, 10], "its own val is left out"
+    with_test = checked_indices(Mixed((one, other), validate=1, crop=4))
+    assert np.bincount(with_test["train"].columns["source"]).tolist() == [40, 16]
