@@ -13,6 +13,9 @@ import time
 
 _AT_ONCE_SECONDS = 0.7
 """How long a command may take to unwind after a second signal."""
+COPY_SECONDS = 1.0
+"""A signal that comes again within this time counts once: `timeout` sends SIGTERM to the command and then to its group,
+and a wrapper passes on the SIGINT that the terminal has sent to both."""
 _SHOW_CURSOR = "\x1b[?25h"
 """A progress bar hides it."""
 
@@ -42,10 +45,11 @@ def _end_now(number: int, _: object = None) -> None:
 
 
 def _watch(pipe: int) -> None:
-    """End the process after the second signal, though the main thread hears of none: it may hang in a library. A second
-    SIGHUP does not count: a terminal that closes sends two."""
+    """End the process after the second signal, though the main thread hears of none: it may hang in a library. A copy
+    of the first does not count, nor does a second SIGHUP: a terminal that closes sends two."""
     first = os.read(pipe, 1)[0]
-    while os.read(pipe, 1)[0] == signal.SIGHUP:
+    counts_from = time.monotonic() + COPY_SECONDS
+    while (second := os.read(pipe, 1)[0]) == signal.SIGHUP or (second == first and time.monotonic() < counts_from):
         pass
     time.sleep(_AT_ONCE_SECONDS)
     _end_now(first)

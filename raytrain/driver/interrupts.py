@@ -1,8 +1,9 @@
 """The handling of SIGINT, SIGTERM and SIGHUP.
 
 The `raytrain` command ends at once while it still imports (`guard`), unwinds while it plans or prints, and writes a
-checkpoint first while a run trains. A second signal ends it at once, but for SIGHUP: a terminal that closes sends it
-twice, from the kernel and from the shell. SIGHUP is left alone where it is ignored from the start, as under nohup.
+checkpoint first while a run trains. A second signal ends it at once, but for a copy of the first within
+`guard.COPY_SECONDS`, and for SIGHUP: a closing terminal sends it twice, from the kernel and from the shell. SIGHUP
+is left alone where it is ignored from the start, as under nohup.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from types import FrameType
 from typing import Any
 
 from raytrain.checkpoint import remote
-from raytrain.driver.guard import numbers, say
+from raytrain.driver.guard import COPY_SECONDS, numbers, say
 
 _came: list[int] = []
 """The signals that asked the command to end, in the order in which they came."""
+_counted: dict[int, float] = {}
+"""When a signal of each kind last counted, in seconds of `time.monotonic`."""
 drawn = [1]
 """Lines of the terminal that the live display takes; the cursor is in the last one."""
 _asked: list[int] = []
@@ -56,6 +59,7 @@ def unwinding() -> Iterator[None]:
         return
     before = {number: signal.signal(number, _unwind) for number in numbers()}
     del _asked[:], _came[:], _left[:]
+    _counted.clear()
     try:
         yield
     finally:
@@ -83,7 +87,12 @@ def waiting() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers()}
+
+    def note(number: int, _: FrameType | None) -> None:
+        if not _is_copy(number):
+            came.append(number)
+
+    before = {number: signal.signal(number, note) for number in numbers()}
     try:
         yield
     finally:
@@ -128,6 +137,8 @@ class Interrupts:
         self._starting, self._came = False, 0.0
         self._before: dict[int, Any] = {}
         self._error: BaseException | None = None
+        del _left[:]
+        _counted.clear()
 
     def __enter__(self) -> Interrupts:
         self.install()
@@ -182,7 +193,8 @@ class Interrupts:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        _came.append(number)
+        if not _counts(number):
+            return
         again, self.signal = bool(self.signal), self.signal or number
         self._came = self._came or time.monotonic()
         if number == signal.SIGHUP:
@@ -192,7 +204,7 @@ class Interrupts:
         if again and self.saves:
             _left.append(self.path)
         if again and self._before.get(number) is _unwind:
-            _unwind(number, None)
+            _end(number)
         if again:
             raise Stopped(number)
         if self._starting:
@@ -223,8 +235,26 @@ class Interrupts:
         return time.monotonic() - self._came if self.signal else 0.0
 
 
-def _unwind(number: int, _: FrameType | None) -> None:
+def _is_copy(number: int) -> bool:
+    """Return whether a signal of this kind has just counted."""
+    return number in _counted and time.monotonic() - _counted[number] < COPY_SECONDS
+
+
+def _counts(number: int) -> bool:
+    """Return whether a signal is no copy, and note that it came."""
+    if _is_copy(number):
+        return False
+    _counted[number] = time.monotonic()
     _came.append(number)
+    return True
+
+
+def _unwind(number: int, _: FrameType | None) -> None:
+    if _counts(number):
+        _end(number)
+
+
+def _end(number: int) -> None:
     _asked.append(number)
     if number == signal.SIGHUP:
         _detach()

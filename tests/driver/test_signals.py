@@ -16,6 +16,7 @@ from helpers.commands import DIGITS, REPOSITORY
 from raytrain import UserError, cli
 from raytrain.driver import interrupts
 from raytrain.driver.endings import RunFailed
+from raytrain.driver.guard import COPY_SECONDS
 from raytrain.driver.interrupts import Interrupts
 
 HANGS = "import time\nprint('there', flush=True)\ntime.sleep(60)\n"
@@ -131,6 +132,31 @@ def test_a_second_sighup_does_not_hurry_a_command(tmp_path: Path) -> None:
     ended(process, signal.SIGINT, 129)  # of the first signal
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_copies_of_a_signal_count_once(tmp_path: Path, number: signal.Signals) -> None:
+    """`timeout` sends SIGTERM to the command and to its group; a wrapper passes on the terminal's SIGINT."""
+    with interrupts.Interrupts(tmp_path) as asked:
+        asked.says, asked.saves = False, True
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert asked.signal == number and interrupts.left() is None
+        time.sleep(COPY_SECONDS)
+        with pytest.raises(interrupts.Stopped):
+            signal.raise_signal(number)
+        assert interrupts.left() == tmp_path
+
+
+def test_copies_of_a_signal_do_not_hurry_a_command(tmp_path: Path) -> None:
+    process = started(tmp_path, "-c", STUCK)
+    time.sleep(0.5)  # from the line that it printed into the library
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    ended(process, signal.SIGTERM, 143)
+
+
 def test_second_sighup_is_ignored_and_second_sigint_ends(tmp_path: Path) -> None:
     with interrupts.Interrupts(tmp_path) as asked:
         asked.says, asked.saves = False, True
@@ -163,6 +189,20 @@ def test_a_signal_waits_for_what_must_not_be_broken_off() -> None:
             done.append(not interrupts.ends_at_once())
         done.append(False)
     assert done == [True] and interrupts.ends_at_once()
+
+
+def test_copies_of_a_signal_do_not_break_off_what_unwinds() -> None:
+    done = []
+    with pytest.raises(interrupts.Stopped), interrupts.unwinding():
+        try:
+            with interrupts.waiting():
+                signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            with interrupts.waiting():
+                signal.raise_signal(signal.SIGTERM)
+            done.append(True)
+    assert done
 
 
 @pytest.mark.parametrize(

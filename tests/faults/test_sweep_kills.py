@@ -129,7 +129,7 @@ def test_early_and_second_signals_end_a_sweep_at_once(tmp_path: Path) -> None:
     command.process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     started = time.monotonic()
-    command.process.send_signal(signal.SIGINT)
+    command.process.send_signal(signal.SIGTERM)
     assert command.end(20) == 130 and time.monotonic() - started < 10
     assert not (left := command.left_behind(10)), left
     assert "Traceback" not in "".join(command.errors), "".join(command.errors)

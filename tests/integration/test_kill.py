@@ -87,10 +87,33 @@ def test_second_signal_ends_the_run_at_once(tmp_path: Path, experiments: Path, s
     processes = tree(process.pid)
     process.send_signal(signal.SIGINT)
     time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # a second SIGINT so soon counts as one with the first
     _, complaints = process.communicate(timeout=10)
     assert process.returncode == 130 and "Traceback" not in complaints, complaints
     assert f"interrupted; go on with `raytrain resume {tmp_path / 'run'}`" in complaints
+    assert_gone(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_comes_twice_ends_the_run_after_a_checkpoint(
+    tmp_path: Path, experiments: Path, number: int, status: int
+) -> None:
+    """As `timeout` sends it: to the command, and then to its group, with the command and Ray's processes in it."""
+    process = subprocess.Popen(
+        command("train", str(experiments / "digits.py"), "--epochs", "1000", "--out", str(tmp_path), "--name", "run"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    run = tmp_path / "run"
+    wait_for_step(run, 30, process)
+    processes = tree(process.pid)
+    process.send_signal(number)
+    time.sleep(0.02)
+    os.killpg(process.pid, number)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == status and "Traceback" not in complaints, complaints
+    step = json.loads((run / "last.json").read_text())["step"]
+    assert step == rows(run)[-1]["step"] == Run(run).summary["steps"] and Run(run).summary["status"] == "interrupted"
     assert_gone(processes)
 
 

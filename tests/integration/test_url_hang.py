@@ -35,11 +35,11 @@ def begin(gate: Gate, log: Path, *arguments: str) -> subprocess.Popen:
 
 
 def signalled(process: subprocess.Popen, times: int) -> float:
-    """Send SIGINT once or twice; return the seconds between the last one and the end."""
+    """Send SIGINT, and SIGTERM if it is to be two signals; return the seconds between the last one and the end."""
     process.send_signal(signal.SIGINT)
     if times == 2:
         time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert process.wait(60) == 130
     return time.monotonic() - began
