@@ -51,11 +51,11 @@ class Pulse:
         )
 
     def begin(self, changes: str | None) -> None:
-        """Note that a request begins, once an earlier one that changes the same object has ended: given up or not, it
-        may still be carried out, and must not be so after this one.
+        """Note that a request begins, once an earlier one that changes the same object, or a folder with it, has ended:
+        given up or not, it may still be carried out, and must not be so after this one.
 
         Args:
-            changes: the object that it writes or removes.
+            changes: the object or the folder that it writes or removes.
 
         Raises:
             TimeoutError: the earlier one has not ended, or storage is silent and another request is waiting for it.
@@ -63,12 +63,18 @@ class Pulse:
         with self._changed:
             if self.silence > self.limit and self._under_way and time.monotonic() < self._began + AGAIN_SECONDS:
                 raise self.error()
-            if not self._changed.wait_for(lambda: changes not in self._changing, self.limit):
+            if not self._changed.wait_for(lambda: not self._is_changing(changes), self.limit):
                 raise TimeoutError(f"{changes} is still being written")
             self._under_way, self._began = self._under_way + 1, time.monotonic()
             if changes is not None:
                 self._changing.add(changes)
             self.wait()
+
+    def _is_changing(self, name: str | None) -> bool:
+        """Return whether a request changes an object, a folder that it is in, or what is in it."""
+        if name is None:
+            return False
+        return any(f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}/") for one in self._changing)
 
     def wait(self) -> None:
         """Note that an answer is waited for."""

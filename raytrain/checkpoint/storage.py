@@ -70,7 +70,7 @@ class Storage:
 
         Args:
             work: the request; it calls its argument whenever it makes progress.
-            changes: the object that the request writes or removes.
+            changes: the object or the folder that the request writes or removes.
             size: bytes uploaded before storage answers; the timeout grows with them while other requests succeed.
 
         Raises:
@@ -163,6 +163,13 @@ class Storage:
         """Remove an object if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda _: self._files.delete_file(f"{self._root}/{name}"), name)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder with all that is in it, if it exists. On S3, removing its files leaves an empty object that
+        stands for the folder."""
+        self._made.clear()
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(lambda _: self._files.delete_dir(f"{self._root}/{name}"), name)
 
     # Download
 
@@ -325,12 +332,12 @@ class Storage:
 
     def _remove_checkpoints(self, goes: Callable[[str, int], bool]) -> None:
         """Remove checkpoints by name and step; a manifest is removed before the other files."""
-        found = [path for path in self.names("checkpoints") if len(path.split("/")) == 3]
-        for path in sorted(found, key=lambda path: (not path.endswith(f"/{MANIFEST}"), path)):
-            name = path.split("/")[1]
+        found = dict.fromkeys(path.split("/")[1] for path in self.names("checkpoints") if path.count("/") == 2)
+        for name in found:
             step = step_of(name)
             if step is not None and goes(name, step):
-                self.remove(path)
+                self.remove(f"checkpoints/{name}/{MANIFEST}")
+                self.remove_folder(f"checkpoints/{name}")
 
     def _fetch(self, name: str, file: Path) -> None:
         partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")  # unique: an abandoned thread may write another

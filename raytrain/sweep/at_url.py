@@ -309,9 +309,7 @@ class NodeUploads(Uploads):
         if (self.path / population.FILE).exists() and not all(map(self._has_ended, self.begun())):
             return  # trials have yet to take weights from there
         with contextlib.suppress(OSError, errors.UserError):
-            there = Storage(self.where)
-            for name in there.names("pool"):
-                there.remove(name)
+            Storage(self.where).remove_folder("pool")
 
     def publish(self) -> bool:
         """Upload the comparisons, which are to be at the URL before any trial goes on from them; return whether storage

@@ -113,6 +113,17 @@ def test_checkpoints_are_brought_up_and_come_back_bit_for_bit(there: Storage, ru
     assert {path.split("/")[1] for path in there.names("checkpoints")} == {"step_00000003"}
 
 
+def test_removed_checkpoints_leave_no_empty_folders(there: Storage, run: Path) -> None:
+    """On S3 a folder is an empty object, which pyarrow makes where it removes the last object below it."""
+    for step in (3, 4):
+        there.push(run, last(1))
+        save(run, step)
+    there.push(run, last(2))
+    assert list(there.names("checkpoints", recursive=False)) == [f"checkpoints/step_0000000{n}" for n in (3, 4)]
+    there.drop_after(3)
+    assert list(there.names("checkpoints", recursive=False)) == ["checkpoints/step_00000003"]
+
+
 def test_a_stale_mirror_is_not_trusted(there: Storage, run: Path, tmp_path: Path) -> None:
     there.push(run, last(2))
     mirror = Path(shutil.copytree(run, tmp_path / "mirror"))
@@ -233,6 +244,23 @@ def test_a_write_that_was_given_up_does_not_undo_a_later_one(
     there.write("metrics.jsonl", b"new")
     time.sleep(0.2)
     assert there.read("metrics.jsonl") == b"new"
+
+
+def test_a_removal_that_was_given_up_does_not_take_what_is_written_later(
+    hangs: Hangs, slow_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "AGAIN_SECONDS", 0.0)
+    there = Storage(slow_url)
+    there.write("checkpoints/a/file", b"1")
+    hangs.open.clear()
+    with pytest.raises(TimeoutError):
+        there.remove_folder("checkpoints/a")
+    with pytest.raises(TimeoutError, match="checkpoints/a/file is still being written"):
+        there.write("checkpoints/a/file", b"2")
+    hangs.open.set()
+    wait_until(lambda: there.pulse.silence == 0)
+    there.write("checkpoints/a/file", b"2")
+    assert there.names("checkpoints") == {"checkpoints/a/file": 1}
 
 
 def test_a_request_may_take_long_while_something_comes(

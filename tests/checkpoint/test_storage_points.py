@@ -40,6 +40,10 @@ class Bucket(Storage):
         self.before("delete", name)
         super().remove(name)
 
+    def remove_folder(self, name: str) -> None:
+        self.before("delete", name)
+        super().remove_folder(name)
+
 
 @contextmanager
 def writing(url: str, mirror: Path, bucket: Bucket) -> Iterator[Callable[[int], None]]:
