@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import urllib.parse
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,12 @@ class Job:
             return 143
         code = self.exit_code or 1
         return code if code > 0 else 128 - code
+
+    @property
+    def killed_by(self) -> int:
+        """The signal that ended the command from outside, or 0. It handles SIGINT, SIGTERM and SIGHUP itself."""
+        code = self.exit_code or 0
+        return -code if code < 0 else signal.SIGKILL if code == 128 + signal.SIGKILL else 0
 
 
 def jobs(dashboard: Dashboard) -> list[Job]:

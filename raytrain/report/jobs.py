@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -154,8 +155,20 @@ def show(jobs: Sequence[Job]) -> None:
 
 
 def _why(job: Job) -> str:
+    if number := job.killed_by:
+        memory = ", perhaps because memory ran out" if number == signal.SIGKILL else ""
+        return f"signal {number} ({signal.strsignal(number)}) ended its driver{memory}; {_way_on(job)}"
     lines = [line.strip() for line in job.message.splitlines() if line.strip()]
     return lines[-1][:300] if lines else "Ray does not say why"
+
+
+def _way_on(job: Job) -> str:
+    """Return how the run or the sweep of a job that was killed goes on."""
+    words = job.command.replace("--name=", "--name ").split()
+    if "--name" not in words[:-1]:
+        return "go on with `raytrain resume RUN` on the cluster; its log names the run"
+    name = words[words.index("--name") + 1]
+    return f"go on with `raytrain submit ... --name {name} --resume`"
 
 
 def _command(head: Dashboard, *words: str) -> str:

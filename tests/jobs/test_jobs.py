@@ -509,7 +509,9 @@ def follows(head: Head, *more: str) -> int:
         (("FAILED", 2, "Job entrypoint command failed"), 2, "error: the job failed: Job entrypoint command failed"),
         (("FAILED", 1), 1, "error: the job failed: Ray does not say why"),
         (("FAILED", None, "Runtime env failed:\n  no space left\n"), 1, "error: the job failed: no space left"),
-        (("FAILED", -9), 137, "error: the job failed"),
+        (("FAILED", -9, "starting the workers ..."), 137, "error: the job failed: signal 9 (Killed) ended its driver"),
+        (("FAILED", 137), 137, "error: the job failed: signal 9 (Killed) ended its driver, perhaps because memory"),
+        (("FAILED", -11), 139, "error: the job failed: signal 11 (Segmentation fault) ended its driver; go on with"),
         (("FAILED", 143), 143, "error: the job failed"),
         (("STOPPED", None), 143, ""),
     ],
@@ -757,3 +759,18 @@ def test_output_of_a_failed_job_start_is_shown(capsys: pytest.CaptureFixture[str
     log.close(job.Job("it", "FAILED", "raytrain train x.py", message="it failed"))
     said = capsys.readouterr()
     assert said.out == "Runtime env is setting up.\nno space\n" and said.err == "error: the job failed: it failed\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("raytrain train x.py --name a --out /x", "`raytrain submit ... --name a --resume`"),
+        ("raytrain train x.py --out /x --resume --name=a", "`raytrain submit ... --name a --resume`"),
+        ("raytrain train x.py --out /x", "`raytrain resume RUN` on the cluster; its log names the run"),
+    ],
+)
+def test_a_killed_driver_says_how_its_run_goes_on(capsys: pytest.CaptureFixture[str], command: str, says: str) -> None:
+    log = report.Log()
+    log.show(BEGINS + "starting the workers ...\n")
+    log.close(job.Job("it", "FAILED", command, exit_code=-9, message="starting the workers ..."))
+    assert capsys.readouterr().err.endswith(f"memory ran out; go on with {says}\n")
