@@ -27,7 +27,7 @@ from raytrain.driver.logs import keep_traceback
 from raytrain.driver.observe import Loggers
 from raytrain.driver.options import Options
 from raytrain.driver.plan import Plan
-from raytrain.driver.resumption import checked, claimed
+from raytrain.driver.resumption import Complete, checked, claimed
 from raytrain.driver.session import Session
 from raytrain.driver.skipped import write_skipped
 from raytrain.experiment import Experiment
@@ -113,13 +113,25 @@ def resume(
         report: as for `train`.
 
     Raises:
-        UserError: it is complete or still running, its data has changed, or `value` or the code changes what must stay.
+        UserError: it is complete, and no logger lacked rows; it is still running, its data has changed, or `value` or
+            the code changes what must stay.
         RunFailed: it failed again.
     """
     with claimed(run), _advised(run, correction):
-        if isinstance(observer, Loggers) and run.summary["status"] == "completed" and not options.dry_run:
-            observer.catch_up(RunInfo(run.path, run.where, run.experiment), run.summary)
-        value = checked(run, value, correction)
+        done = run.summary["status"] == "completed" and not options.dry_run
+        loggers = observer if isinstance(observer, Loggers) and done else None
+        info = RunInfo(run.path, run.where, run.experiment)
+        if loggers:
+            loggers.catch_up(info, run.summary)
+        try:
+            value = checked(run, value, correction)
+        except Complete as complete:
+            names = loggers.caught_up(info) if loggers else []
+            if not names:
+                raise
+            had = "has" if len(names) == 1 else "have"
+            observer.note(f"{complete.what}; {errors.listed(names)} {had} taken the rows that were lacking")
+            return run
         with Session(options.address, options.verbose) as session:
             with perhaps_moved(value.data, "if the data have moved, give their place now: --data.root PLACE"):
                 planned = plan.make(value, session.resources, run.where, resumed=True)

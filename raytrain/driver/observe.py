@@ -47,6 +47,7 @@ class Loggers(Logger):
 
     def __init__(self, first: Logger, others: Sequence[Logger]):
         self.first, seen, self._feeds, self._patience = first, list[str](), list[Feed](), _HURRY
+        self._late: list[Feed] = []
         check_loggers(others)
         for logger in others:
             seen.append(repr(logger))
@@ -94,10 +95,19 @@ class Loggers(Logger):
     def catch_up(self, run: RunInfo, summary: Any) -> None:
         """Pass on the last rows of a completed run, if a kill came before that."""
         self._patience = _PATIENCE
+        self._late = [feed for feed in self._feeds if feed.behind(run.path)]
+        for feed in self._late:
+            feed.follow(run)
+            feed.finish(run, summary)
+
+    def caught_up(self, run: RunInfo) -> list[str]:
+        """Close the others, and return the names of those that `catch_up` has passed the last rows on to; none where
+        one still lacks some."""
+        self.leave()
         for feed in self._feeds:
-            if feed.behind(run.path):
-                feed.follow(run)
-                feed.finish(run, summary)
+            feed.wait(self._patience)
+        self._feeds.clear()
+        return [] if any(feed.behind(run.path) for feed in self._late) else [feed.name for feed in self._late]
 
     def leave(self) -> None:
         """Begin to close the others, without waiting for them."""

@@ -24,6 +24,10 @@ from raytrain.tasks.distillation import Distillation
 from raytrain.user_code import places, sources
 
 
+class Complete(errors.UserError):
+    """A run has nothing left to train."""
+
+
 def changed(before: Experiment, after: Experiment) -> list[str]:
     """Return the dotted paths at which two experiments differ. A field that the other code's class has not is no
     difference: it has its default."""
@@ -156,7 +160,7 @@ def _check_unfinished(run: Run, value: Experiment) -> None:
     """Check that there is something left to train.
 
     Raises:
-        UserError: the run is complete.
+        Complete: there is not.
     """
     summary = run.summary
     if summary["status"] != "completed":
@@ -180,7 +184,7 @@ def _check_unfinished(run: Run, value: Experiment) -> None:
         longer.append(f"patience {stalled + 1} or more, or None")
     if longer:  # all that ends it, so that one more try is enough
         what = ("" if done >= most else "the run is complete: ") + ", and ".join(ended)
-        raise errors.UserError(what, run.where, f"train longer, with {' and with '.join(longer)}")
+        raise Complete(what, run.where, f"train longer, with {' and with '.join(longer)}")
 
 
 def _check_length(run: Run, value: Experiment, progress: Mapping[str, Any]) -> None:

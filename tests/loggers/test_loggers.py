@@ -306,10 +306,15 @@ def test_a_completed_run_is_caught_up_on(tmp_path: Path) -> None:
     run = Simulated(tmp_path / "run", 60)
     for _ in range(EPOCH):
         run.train()
-    for _ in range(2):
+    for names in (["Seen"], []):
         with watched(Notes(), (Seen(),)) as observer:
             assert isinstance(observer, Loggers)
             observer.catch_up(run.info, {"status": "completed"})
+            assert observer.caught_up(run.info) == names
+    with watched(Notes(), (Failing("bad", "log", 10**6), Seen("late"))) as observer:
+        assert isinstance(observer, Loggers)
+        observer.catch_up(run.info, {"status": "completed"})
+        assert observer.caught_up(run.info) == []
     assert CALLS["a"] == [("start", Held()), ("log", 1, 2, 3, 4, 5, 6, 7, 7), ("finish", "completed"), ("close",)]
 
 

@@ -188,6 +188,15 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(
     assert "the run has no checkpoint that verifies" in fails(capsys, "evaluate", copied.path)
 
 
+def test_resume_of_a_complete_run_delivers_what_a_logger_lacks(copied: Run, capsys: Capture) -> None:
+    run = copied.path
+    (run / "last.json").write_text(json.dumps(json.loads((run / "last.json").read_text()) | {"step": 30}))
+    said = succeeds(capsys, "resume", run, "--log", "csv")
+    assert "the run is complete at 2 epochs; CSVLogger has taken the rows that were lacking" in said
+    assert (run / "logs" / "csv" / "step.csv").read_text().count("\n") > 15
+    assert "the run is complete at 2 epochs" in fails(capsys, "resume", run, "--log", "csv")
+
+
 def test_mistakes_of_resume(copied: Run, capsys: Capture) -> None:
     run = copied.path
     assert "the run is complete at 2 epochs" in fails(capsys, "resume", run)
