@@ -64,12 +64,21 @@ class RunFailed(Exception):
         super().__init__(message)
         self.run, self.rank, self.lost, self.edit, self.how = run, rank, lost, edit, how
 
+    @property
+    def retry(self) -> bool:
+        """Whether the run may go on later, or on other machines, without a change of its values or code."""
+        return self.lost or isinstance(self, ClusterLost)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.run, self.rank, self.lost, self.edit, self.how)
 
 
 class HostLost(RunFailed):
     """A host with workers was lost."""
+
+
+class ClusterLost(RunFailed):
+    """The cluster's head, or this machine's node, was lost, so that nothing can be started there again."""
 
 
 class NoRoom(RunFailed):

@@ -220,12 +220,12 @@ def _run(
             if run.summary["status"] == "completed":  # the loss came after the end of training
                 observer.finish(planned.info(run), run.summary)
                 return run
-            _summarise(path, planned, "failed", str(failure))
+            _summarise(path, planned, "failed", str(failure), failure.retry)
             raise
         except Exception as error:  # Ray's own, or of a data source that the experiment brings
             keep_traceback(path)
             failure = failed_here(error, path)
-            _summarise(path, planned, "failed", str(failure))
+            _summarise(path, planned, "failed", str(failure), failure.retry)
             raise failure from error
         finally:
             _tidy(run, session, report if options.report and interrupts.saves else None, observer)
@@ -276,7 +276,7 @@ def _begin(run: Run, kept: Experiment, skipped: dict[str, list[Bad]], correction
         raise RunFailed(f"storage refuses files of {path}: {reason(error)}", path, None) from error
 
 
-def _summarise(path: Path, planned: Plan, status: str, error: str | None = None) -> None:
+def _summarise(path: Path, planned: Plan, status: str, error: str | None = None, retry: bool = False) -> None:
     """Write a summary for a run whose workers could not write one, if storage takes it."""
     if os.path.lexists(path / "summary.json"):
         return
@@ -290,5 +290,6 @@ def _summarise(path: Path, planned: Plan, status: str, error: str | None = None)
             "steps": last.get("step", 0),
             "workers": planned.experiment.scaling.ranks,
         }
-        write_atomically(path / "summary.json", json.dumps(values | ({"error": error} if error else {}), indent=2))
+        values |= ({"retry": retry} if status == "failed" else {}) | ({"error": error} if error else {})
+        write_atomically(path / "summary.json", json.dumps(values, indent=2))
         remote.conclude(path)

@@ -19,7 +19,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from raytrain import errors
 from raytrain.checkpoint import pulse, remote
 from raytrain.driver.demand import Demand, resources_needed, smaller_sizes, workers_at_most
-from raytrain.driver.endings import HostLost, NoRoom, RunFailed
+from raytrain.driver.endings import ClusterLost, HostLost, NoRoom, RunFailed
 from raytrain.driver.failures import ANSWER_SECONDS, GONE, run_failure
 from raytrain.driver.interrupts import Interrupts, Leave
 from raytrain.driver.job import Job, work_on_cluster
@@ -161,7 +161,7 @@ class Supervisor:
         if self.session.answers():
             self.head_seen = now = time.monotonic()
         elif now - self.head_seen > _HEAD_SECONDS:
-            raise RunFailed(GONE, self.job.run, None)
+            raise ClusterLost(GONE, self.job.run, None)
         else:
             return
         if self.resizing or self.session.own:
@@ -218,7 +218,7 @@ class Supervisor:
             self._say("waiting", f"for room for {self.scaling.least} workers" if ready else "for storage")
             self.interrupts.stop_if_asked()
             if not self.session.answers():
-                raise RunFailed(GONE, run, None)
+                raise ClusterLost(GONE, run, None)
             if ready and not self.session.own:
                 self.demand.hold(resources_needed(self.job.experiment), self.planned.sizes[-1:])
             time.sleep(1)

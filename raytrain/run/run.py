@@ -199,7 +199,7 @@ def _is_summary(found: dict[str, Any]) -> bool:
     counts = all(type(found[name]) is int for name in ("epochs", "steps") if name in found)
     texts = all(isinstance(found[name], str) for name in words if name in found)
     complete = "status" in found and ("epochs" in found or found["status"] != "completed")
-    return complete and numbers and counts and texts
+    return complete and numbers and counts and texts and isinstance(found.get("retry", False), bool)
 
 
 def no_way_back(run: Path | str, why: str) -> errors.UserError:

@@ -106,7 +106,7 @@ def test_hanging_training_in_the_driver_raises(tmp_path: Path) -> None:
     ):
         raytrain.train(e, out=str(tmp_path), name="run", quiet=True)
     run = raytrain.Run(tmp_path / "run")
-    assert run.summary["status"] == "failed" and run.checkpoint("last").name == "step_00000023"
+    assert run.summary["status"] == "failed" and run.summary["retry"] and run.checkpoint("last").name == "step_00000023"
     assert raytrain.resume(run, quiet=True).summary["status"] == "completed"
 
 

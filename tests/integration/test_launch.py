@@ -122,7 +122,7 @@ def test_error_of_a_rank_is_shown_with_rank_and_place(tmp_path: Path) -> None:
         raytrain.train(replace(BASE, model=Fragile()), out=str(tmp_path), name="run", quiet=True)
     assert failure.value.rank == 1
     summary = Run(tmp_path / "run").summary
-    assert summary["status"] == "failed" and "the cable is loose" in summary["error"]
+    assert summary["status"] == "failed" and "the cable is loose" in summary["error"] and summary["retry"] is False
     assert "the cable is loose" in (tmp_path / "run" / "logs" / "rank_1.log").read_text()
     assert_nothing_is_left()
 

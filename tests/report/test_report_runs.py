@@ -14,7 +14,7 @@ from helpers.commands import fails, finished, succeeds, without_ray
 import raytrain
 from raytrain import MLP, Digits, Experiment, Run, UserError
 from raytrain.checkpoint.location import mirror
-from raytrain.driver import fit, plan, resources
+from raytrain.driver import endings, fit, plan, resources
 from raytrain.report import runs
 from raytrain.run import experiment_file
 from raytrain.run.lock import LOCK, WRITER_LOCK, Lock
@@ -150,7 +150,10 @@ def test_a_cross_validation_is_ranked_by_its_means(root: Path, capsys: Capture) 
 def test_a_failed_run_has_the_direction_of_its_metric(tmp_path: Path, capsys: Capture) -> None:
     planned = plan.make(Experiment(MLP(), Digits()), resources.local_resources, "runs/x-N")
     experiment_file.save(planned.experiment, tmp_path / "experiment.json")
-    fit._summarise(tmp_path, planned, "failed", "the cable is loose")
+    fit._summarise(tmp_path, planned, "failed", "the cable is loose", retry=True)
+    assert Run(tmp_path).summary["retry"] is True
+    assert endings.ClusterLost("the head is gone", tmp_path, None).retry
+    assert [endings.RunFailed("it fell", tmp_path, 0, lost=lost).retry for lost in (True, False)] == [True, False]
     (one,) = listed(capsys, tmp_path)
     assert (one["status"], one["metric"], one["direction"]) == ("failed", "val_accuracy", "max")
     assert Run(tmp_path).summary["directions"].items() >= {"val_loss": "min", "val_accuracy": "max"}.items()

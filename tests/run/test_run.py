@@ -433,7 +433,8 @@ def test_the_hash_of_a_log_goes_on_after_a_cut(tmp_path: Path) -> None:
     "content",
     [b"", b"\xff", b"[]", b'{"epochs": 2}', b'{"status": 3}', b'{"status": "completed"}',
      b'{"status": "completed", "epochs": "2"}', b'{"status": "failed", "val_loss": "low"}',
-     b'{"status": "failed", "baseline": 0.5}', b'{"status": "failed", "baseline": {"val_loss": "low"}}'],
+     b'{"status": "failed", "baseline": 0.5}', b'{"status": "failed", "baseline": {"val_loss": "low"}}',
+     b'{"status": "failed", "retry": 1}'],
 )  # fmt: skip
 def test_a_damaged_summary_counts_for_none(run: Run, content: bytes) -> None:
     (run.path / "summary.json").write_bytes(content)
