@@ -109,7 +109,8 @@ def test_marks_of_edited_and_kept_lines() -> None:
             "{name: A, value: $(B)}, {name: TOKENIZERS_PARALLELISM, value: 'false'}]\n            image: registry.io",
         ),
         ("kuberay", "              - {name: shm, mountPath: /dev/shm}\n        volumes", "        volumes"),
-        ("kuberay-job", "--out /shared/runs", "--out s3://bucket/runs --name $RAY_JOB_SUBMISSION_ID"),
+        ("kuberay-job", "--out /shared/runs --name digits", "--out s3://bucket/runs --name $RAY_JOB_SUBMISSION_ID"),
+        ("kuberay-job", "  shutdownAfterJobFinishes", "  backoffLimit: 3\n  shutdownAfterJobFinishes"),
     ],
 )
 def test_what_works_is_not_found_fault_with(kind: str, old: str, new: str) -> None:

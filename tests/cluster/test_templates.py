@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from raytrain import cli, cluster
+from raytrain.cli.flags.again import again
 from raytrain.driver.ray_internals import cluster_file
 
 ROOT = Path(__file__).parents[2]
@@ -149,3 +151,12 @@ def test_the_files_come_with_the_package(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == [len(cluster.text(kind)) for kind in cluster.KINDS]
+
+
+def test_a_rayjob_that_is_retried_goes_on_with_its_run(tmp_path: Path) -> None:
+    job = yaml.safe_load(cluster.text("kuberay-job").replace("/shared/runs", str(tmp_path)))
+    _, _, *arguments = shlex.split(job["spec"]["entrypoint"])
+    assert again(arguments) is None, "the first attempt begins the run"
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "experiment.json").write_text("{}")
+    assert again(arguments) == [str(tmp_path / "digits"), "--address", "auto", "--scaling.workers", "1:2"]
