@@ -131,11 +131,32 @@ def no_root(source: str) -> UserError:
     return UserError("data.root is not set", f"in {source}", "say where the data is: --data.root DIR")
 
 
-def storage_remedy(error: BaseException) -> str:
+_AZURE = "check the address, its container, and the credentials (AZURE_CLIENT_ID and the like, or `az login`)"
+_GOOGLE = (
+    "check the address, its bucket, and the credentials (GOOGLE_APPLICATION_CREDENTIALS, or "
+    "`gcloud auth application-default login`)"
+)
+_HADOOP = (
+    "check the address, and that Java and Hadoop are on this machine and all nodes (JAVA_HOME, HADOOP_HOME, and "
+    "CLASSPATH from `hadoop classpath --glob`)"
+)
+_REMEDIES = {
+    "s3": "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)",
+    **{"gs": _GOOGLE, "gcs": _GOOGLE, "abfs": _AZURE, "abfss": _AZURE, "hdfs": _HADOOP, "viewfs": _HADOOP},
+}
+"""What to do about a URL that storage refuses, by its scheme."""
+
+
+def storage_remedy(url: str, error: BaseException) -> str:
     """Return what to do about a URL that Arrow's file systems refuse."""
     if "Unrecognized filesystem" in str(error):
         return "write a path, or a URL of s3, gs, abfss or hdfs"
-    return "check the address, its bucket, and the credentials (AWS_ACCESS_KEY_ID and the like)"
+    return _REMEDIES.get(url.partition("://")[0], "check the address, and who may read and write there")
+
+
+def storage_reason(error: BaseException) -> str:
+    """Return why Arrow's file systems refuse a URL. Further lines of HDFS name all places where Java is not."""
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
 
 
 _SKIP = "repair or remove it, or drop such samples with --data.on_bad_sample skip"

@@ -385,8 +385,8 @@ def answered(url: str, ask: Callable[[], T]) -> T:
     except errors.UserError:
         raise
     except Exception as error:
-        what = f"storage does not answer: {str(error).strip() or type(error).__name__}"
-        raise errors.UserError(what, url, errors.storage_remedy(error)) from None
+        what = f"storage does not answer: {errors.storage_reason(error)}"
+        raise errors.UserError(what, url, errors.storage_remedy(url, error)) from None
 
 
 def _plain(name: str) -> bool:

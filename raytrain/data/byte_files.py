@@ -95,10 +95,12 @@ def _system(url: str, process: int, given: frozenset[tuple[str, str]]) -> tuple[
 
 def refused(url: str, error: BaseException) -> errors.UserError:
     """Return the error for a URL that cannot be read."""
-    how = errors.storage_remedy(error)
+    how = errors.storage_remedy(url, error)
     if isinstance(error, FileNotFoundError):
         return errors.UserError("nothing is there", shown(url), how)
-    return errors.UserError(f"the URL cannot be read: {errors.one_line(str(error), 300)}", shown(url), how)
+    return errors.UserError(
+        f"the URL cannot be read: {errors.one_line(errors.storage_reason(error), 300)}", shown(url), how
+    )
 
 
 def listed(url: str, recursive: bool = False, first: bool = False) -> list[File]:

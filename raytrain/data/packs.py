@@ -152,7 +152,7 @@ def answered(url: str, seconds: float, tries: int) -> _Files:
         return retried(lambda sign: _Files(url), seconds, tries)
     except FileNotFoundError as error:
         what = "no pack there (it has no manifest.json)"
-        raise errors.UserError(what, shown, errors.storage_remedy(error)) from None
+        raise errors.UserError(what, shown, errors.storage_remedy(url, error)) from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise refused(url, error) from None
 

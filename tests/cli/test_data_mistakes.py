@@ -17,7 +17,8 @@ from helpers.commands import fails, no_runs, succeeds, without_ray
 from helpers.s3_server import settings
 from PIL import Image
 
-from raytrain import cli
+from raytrain import UserError, cli
+from raytrain.checkpoint import storage
 from raytrain.data import byte_files, packs
 from raytrain.data.shards import manifest_text
 
@@ -276,7 +277,29 @@ def test_google_storage_without_credentials(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GCE_METADATA_ROOT", "127.0.0.1:9")
     said = fails(capsys, "train", experiment(tmp_path, "ImageFolder('gs://bucket/images')"), "--out", no_runs)
-    assert "the URL cannot be read" in said and "gs://bucket/images" in said and "credentials" in said
+    assert "the URL cannot be read" in said and "gs://bucket/images" in said
+    assert "the credentials (GOOGLE_APPLICATION_CREDENTIALS, or" in said and "AWS" not in said
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("hdfs://127.0.0.1:1/a", "that Java and Hadoop are on this machine and all nodes (JAVA_HOME,"),
+        ("abfss://a@b.dfs.core.windows.net/a", "its container, and the credentials (AZURE_CLIENT_ID"),
+        ("gs://bucket/a", "its bucket, and the credentials (GOOGLE_APPLICATION_CREDENTIALS"),
+        ("s3://bucket/a", "its bucket, and the credentials (AWS_ACCESS_KEY_ID"),
+        ("file:///a", "check the address, and who may read and write there"),
+    ],
+)
+def test_storage_that_refuses_says_what_its_kind_needs(url: str, remedy: str) -> None:
+    def refuses() -> None:
+        raise OSError("Unable to load libjvm\ndlopen(/usr/lib/jvm) failed\ndlopen(/usr/java) failed")
+
+    with pytest.raises(UserError) as refused:
+        storage.answered(url, refuses)
+    for error in (refused.value, byte_files.refused(url, OSError("Unable to load libjvm\nfailed"))):
+        said = str(error)
+        assert f": Unable to load libjvm, {url}; check the address" in said and remedy in said
 
 
 def test_an_unknown_scheme(capsys: Capture, tmp_path: Path, no_runs: Path) -> None:
