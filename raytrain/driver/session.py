@@ -87,7 +87,7 @@ class Session(contextlib.AbstractContextManager["Session"]):
             small = (
                 contextlib.nullcontext() if self.verbose else own_node.small_node()
             )  # which shows no worker's output
-            with small, own_node.own_signals(), own_node.patient_start():
+            with small, own_node.own_signals(), own_node.own_group(), own_node.patient_start():
                 cluster.start_here(folders, self.verbose)
             self._protect_token()
             for folder in self._folders:  # beside the start: spilled objects may be many gigabytes

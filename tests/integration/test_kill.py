@@ -111,7 +111,7 @@ def test_a_signal_that_comes_twice_ends_the_run_after_a_checkpoint(
     time.sleep(0.02)
     os.killpg(process.pid, number)
     _, complaints = process.communicate(timeout=60)
-    assert process.returncode == status and "Traceback" not in complaints, complaints
+    assert process.returncode == status and "error" not in complaints, complaints
     step = json.loads((run / "last.json").read_text())["step"]
     assert step == rows(run)[-1]["step"] == Run(run).summary["steps"] and Run(run).summary["status"] == "interrupted"
     assert_gone(processes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -45,6 +46,23 @@ def own_signals() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = taken
+
+
+@contextlib.contextmanager
+def own_group() -> Iterator[None]:
+    """Let `ray.init` start the node in a process group of its own: `timeout` sends SIGTERM to the whole group of the
+    command, and a node that ends takes the workers with it before they have written a checkpoint. The node ends with
+    the command all the same, as the kernel tells it."""
+    services = private("ray._private.services", "ConsolePopen")
+    if services is None:
+        yield
+        return
+    taken = services.ConsolePopen
+    services.ConsolePopen = functools.partial(taken, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = taken
 
 
 @contextlib.contextmanager
