@@ -275,7 +275,8 @@ def test_folds_of_sources_without_a_val_split_have_all_their_samples(
     held = 0
     for fold in range(4):
         found = checked_indices(replace(mixed, folds=Folds(4, fold=fold)))
-        counts = sum(np.bincount(found[split].columns["source"], minlength=2) for split in ("train", "val"))
+        of_split = [np.bincount(found[split].columns["source"], minlength=2) for split in ("train", "val")]
+        counts = of_split[0] + of_split[1]
         if validate is None:
             assert np.array_equal(counts, sizes)
         else:
