@@ -91,8 +91,13 @@ class ImageFolder(FileImages):
 
     def _held_out(self) -> list[str]:
         there = is_url(self.root) or os.path.isdir(os.path.expanduser(self.root))
-        found = _split_folders(with_pillow().trees.tree(self.root)) if there else {}
-        if "train" not in found or "val" in found or self.folds.count:
+        if not there or self.folds.count:
+            return []
+        tree = with_pillow().trees.tree(self.root)
+        found = _split_folders(tree)
+        if not found and any(tree.entries("").values()):  # folders of classes
+            return [f"{self.root} has no folders of splits: {told(self)}"]
+        if "train" not in found or "val" in found:
             return []
         share = told(self, f"each class of {found['train']} is")
         test = "; test is left for `raytrain evaluate --split test`" if "test" in found else ""

@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision import datasets
 
 from raytrain.config import from_dict, replace, to_dict
-from raytrain.data import MNIST, Data, ImageFolder, Images, Index
+from raytrain.data import MNIST, Data, Folds, ImageFolder, Images, Index
 from raytrain.data.prepare import Prepare
 from raytrain.errors import BadSample, UserError
 
@@ -136,6 +136,9 @@ def test_a_part_of_train_that_validates_is_said_in_the_plan(tmp_path: Path) -> N
     assert note.endswith("val folder: 20% of each class of Training is used for validation (--data.val_fraction)")
     tree(tmp_path, *many("valid"))
     assert ImageFolder(str(tmp_path), cache="off").notes() == []
+    [note] = ImageFolder(str(tmp_path / "Training"), cache="off").notes()
+    assert note.endswith("has no folders of splits: 20% of each class is used for validation (--data.val_fraction)")
+    assert ImageFolder(str(tmp_path / "Training"), cache="off", folds=Folds(2)).notes() == []
 
 
 def test_stray_and_hidden_files_are_ignored_and_named(tmp_path: Path) -> None:
