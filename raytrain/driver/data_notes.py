@@ -29,6 +29,9 @@ def notes(data: Data, indices: Mapping[str, Index], compared: bool) -> list[str]
         return found
     if len(train) == len(val) and train.fingerprint() == val.fingerprint():
         return [*found, *_alike(train.classes), "val has the samples of train: its metrics say nothing about new ones"]
+    if getattr(data, "val_fraction", None) == 0:
+        why = "data.folds holds out samples" if data.folds.count else "the data has a val split of its own"
+        found.append(f"--data.val_fraction 0 has no effect: {why}")
     return [*found, *_alike(train.classes), *_untrained(train, val), *_twice(train, val)]
 
 

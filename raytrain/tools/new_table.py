@@ -111,7 +111,7 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     for column, flag in _roles(given):
         if column not in schema.names:
             how = f"{errors.nearest(column, schema.names)}name another by --{flag} COLUMN"
-            raise errors.UserError(f"the table has no column {column!r}: its columns are {shown}", root, how)
+            raise errors.UserError(f"the table has no column {column!r} (its columns are {shown})", root, how)
     wanted = [] if data.bytes else ["path"]
     wanted += [] if given.keys() & {"labels", "target", "mask"} else ["label"]
     lacking = [name for name in wanted if name not in given and getattr(data, name) not in schema.names]
@@ -126,7 +126,7 @@ def of_table(root: str, typed: str, columns: Columns) -> Manifest:
     how = f"did you mean {command}?" if ["COLUMN"] not in flags.values() else f"name its columns: {command}"
     if flags.get("label") == ["COLUMN"]:
         how += ", or in place of --label --labels (several classes of an image), --target (numbers) or --mask (masks)"
-    raise errors.UserError(f"the table has no column {lacking[0]!r}: its columns are {shown}", root, how)
+    raise errors.UserError(f"the table has no column {lacking[0]!r} (its columns are {shown})", root, how)
 
 
 def _check_header(names: list[str], root: str) -> None:

@@ -216,7 +216,7 @@ def test_the_error_has_the_command_where_the_table_tells(
     table = write(photos / name, columns)
     said = fails(capsys, "new", table, "--out", photos / "x.py")
     guess = guess.format(photos.name)
-    assert f"its columns are {', '.join(columns)}, {table}; did you mean `raytrain new {table} {guess}`?" in said
+    assert f"its columns are {', '.join(columns)}), {table}; did you mean `raytrain new {table} {guess}`?" in said
     flags = guess.replace("'my file'", "my+file").split()
     succeeds(capsys, "new", table, *(one.replace("+", " ") for one in flags), "--out", photos / "x.py")
 
@@ -283,9 +283,9 @@ def test_a_table_of_another_system_says_what_to_change(photos: Path, capsys: Cap
     [
         (
             "--label clas",
-            "no column 'clas': its columns are path, class, age, n, odd, {}; did you mean class? name",
+            "no column 'clas' (its columns are path, class, age, n, odd), {}; did you mean class? name",
         ),
-        ("--target ag", "no column 'ag': its columns are path, class, age, n, odd, {}; did you mean age? "),
+        ("--target ag", "no column 'ag' (its columns are path, class, age, n, odd), {}; did you mean age? "),
         ("--path clas", "did you mean class? name another by --path COLUMN"),
         ("--label class --target age", "--label and --target both are what is to be predicted, {}; leave --label or"),
         ("--path path --bytes path", "--path and --bytes both hold the images, {}; leave --path or --bytes out"),

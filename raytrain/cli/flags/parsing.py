@@ -209,6 +209,7 @@ def _plain(text: str) -> str:
     said = re.sub(r"Missing value for argument '(\S+)'\. Expected 1 values?\.?", r"\1 needs a value", said)
     choice = r"invalid choice '(.*)' for argument '(\S+)'\. Expected one of \((.*?),?\)"
     said = re.sub(choice, r"\2 must be one of \3, got '\1'", said)
+    said = re.sub(r"(must be one of .*?)(?:, 'None'|'None', )", r"\1", said)  # nobody means the flag's own default
     for kind, reason in (
         ("INT", "invalid literal for int() with base 10:"),
         ("FLOAT", "could not convert string to float:"),
