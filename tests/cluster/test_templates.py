@@ -120,6 +120,7 @@ def test_the_slurm_script_ends_as_the_training_did(ray: str, status: int, tmp_pa
     if status != 1:
         called = (tmp_path / "called").read_text()
         assert called.startswith("192.0.2.1:6379 token train experiments/digits.py --scaling.workers 2 --out ")
+        assert called.endswith(" --name slurm-5 --resume\n"), "a job that is queued again goes on"
 
 
 def test_plain_script_never_starts_without_a_token(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=1
 #SBATCH --time=01:00:00
+#SBATCH --requeue
 set -euo pipefail
 
 project=$HOME/raytrain  # EDIT
 runs=/shared/runs  # EDIT
 train=(raytrain train experiments/digits.py --scaling.workers "$SLURM_JOB_NUM_NODES" --out "$runs")  # EDIT
+train+=(--name "slurm-$SLURM_JOB_ID" --resume)  # a job that is queued again, as after the loss of a node, goes on with its run
 
 cd "$project"
 export PATH=$project/.venv/bin:$PATH
