@@ -130,6 +130,10 @@ def resume(
             what = f"{max(begun) + 1} {'configurations' if value.repeats > 1 else 'trials'} have begun"
             what += f" and {value.configurations} are asked for"
             raise errors.UserError(what, where, f"use --trials {max(begun) + 1} or more")
+        if value.scheduler.mutates and value.count > kept.count:
+            if all(_ended(record.read(record.folder(path, n))) for n in range(kept.count)):
+                what = f"{type(value.scheduler).__name__} compares trials that train side by side, and all have ended"
+                raise errors.UserError(what, where, f"start a new sweep with --trials {value.trials}")
         with Session(options.address, options.verbose) as session:
             planned = make(value, session.resources, path)
             _check_data(path, planned)

@@ -8,20 +8,21 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import raytrain
-from raytrain import SweepRun, UserError
+from raytrain import PBT, Choice, SweepRun, UserError
 from raytrain.driver.endings import RunFailed
 from raytrain.driver.options import Options
 from raytrain.loggers import Logger
 from raytrain.report.sweep import write_files
 from raytrain.run.lock import Lock, LockHeld
 from raytrain.sweep import driver
-from raytrain.sweep.sweep_file import load
+from raytrain.sweep.sweep_file import load, to_dict
 from raytrain.sweep.trials import Trials
 
 OLD = Path(__file__).parents[1] / "old_runs" / "sweep"
@@ -42,6 +43,19 @@ def test_a_sweep_is_opened_and_gone_on_with_by_its_directory(tmp_path: Path) -> 
             raytrain.sweep(found, quiet=True, **change)
     with pytest.raises(UserError, match="no sweep there"):
         raytrain.sweep(path / "trials" / "0000", quiet=True)
+
+
+def test_trials_that_join_an_ended_population_are_refused(tmp_path: Path) -> None:
+    path = shutil.copytree(OLD, tmp_path / "sweep")
+    kept = load(path)[0]
+    axes = (Choice("optimizer.lr", (0.1, 0.01)),)
+    value = replace(
+        kept, axes=axes, trials=2, scheduler=PBT(every_epochs=1), experiment=replace(kept.experiment, epochs=4)
+    )
+    answer = json.loads((path / "sweep.json").read_text()) | {"sweep": to_dict(value)}
+    (path / "sweep.json").write_text(json.dumps(answer))
+    with pytest.raises(UserError, match=r"PBT compares trials that train side by side, and all have ended.*--trials 4"):
+        driver.resume(path, replace(load(path)[0], trials=4), Options(), Logger(), time.time(), write_files)
 
 
 def test_a_sweep_without_anything_left_to_train_takes_no_longer(tmp_path: Path) -> None:
