@@ -23,12 +23,16 @@ def notes(data: Data, indices: Mapping[str, Index], compared: bool) -> list[str]
         compared: whether to look for classes that differ in spelling alone or are in val alone, and for files that are
             listed twice.
     """
-    train, val = indices["train"], indices["val"]
+    train = indices["train"]
     found = [*data.notes(), *train.notes, *data.size_notes(train)]
-    if not compared:
-        return found
+    return [*found, *doubts(data, indices)] if compared else found
+
+
+def doubts(data: Data, indices: Mapping[str, Index]) -> list[str]:
+    """Return the notes on what is probably a mistake."""
+    train, val, found = indices["train"], indices["val"], []
     if len(train) == len(val) and train.fingerprint() == val.fingerprint():
-        return [*found, *_alike(train.classes), "val has the samples of train: its metrics say nothing about new ones"]
+        return [*_alike(train.classes), "val has the samples of train: its metrics say nothing about new ones"]
     if getattr(data, "val_fraction", None) == 0:
         why = "data.folds holds out samples" if data.folds.count else "the data has a val split of its own"
         found.append(f"--data.val_fraction 0 has no effect: {why}")

@@ -86,7 +86,7 @@ def _lines(found: Description) -> list[tuple[str, str]]:
         lines.append(("pixels", f"{middle} (median), from {low} to {high}" if low != high else f"{low}, all images"))
     for one in found.values:
         lines.append((one.of.name[:9], _value_line(one)))
-        if one.of.kind == "image":
+        if one.of.kind == "image" and one.mean:
             lines.append(("", f"mean=({_numbers(one.mean)}), std=({_numbers(one.std)}) of the training images"))
     lines.append(("bad", _bad(found)))
     across = sum(len({split for split, _, _ in group}) > 1 for group in found.equal)
@@ -124,7 +124,8 @@ def _bad(found: Description) -> str:
         return "none"
     shown = "; ".join(f"{errors.one_line(path)}: {reason}" for path, reason in found.bad[:_LISTED])
     more = f" and {len(found.bad) - _LISTED} more" if len(found.bad) > _LISTED else ""
-    return f"{len(found.bad)}: {shown}{more}"
+    every = "all " if len(found.bad) == found.read else ""
+    return f"{every}{len(found.bad)}: {shown}{more}"
 
 
 def _value_line(one: Values) -> str:

@@ -22,6 +22,7 @@ from raytrain.data.font import font
 from raytrain.data.image_files import pixel_size_of
 from raytrain.data.masks import IGNORED
 from raytrain.data.overlay import overlaid
+from raytrain.driver import data_notes
 from raytrain.order import spread
 from raytrain.user_code.places import calling
 
@@ -119,7 +120,9 @@ class _Sums:
             self.count += good.sum((0, 2))
 
     def ended(self) -> Values:
-        """Return the values."""
+        """Return the values, without mean and deviation if no sample could be read."""
+        if not self.count.any():
+            return self.values
         count = np.maximum(self.count, 1)
         mean = self.sums / count
         self.values.mean = mean.tolist()
@@ -145,7 +148,7 @@ def describe(data: Data, samples: int, seconds: float) -> tuple[Description, Ima
     ignored = sum(len(index.ignored) for index in indices.values())
     found = Description(_named(data), count, counts, _classes(indices), ignored, _bytes(indices))
     found.columns = _columns(indices)
-    found.notes = [*data.notes(), *train.notes]
+    found.notes = [*data.notes(), *train.notes, *data_notes.doubts(data, indices)]
     sums, digests, sides = [_Sums(one) for one in train.fields], {}, []
     share = min(1.0, samples / count)
     tiles = _tiles(train, _chosen(train, share))
