@@ -19,10 +19,11 @@ def report(places: list[str], out: Path | None, evaluate: bool) -> None:
         if out or evaluate:
             raise errors.UserError("--out and --evaluate are for runs", places[0], "give the directory of a run")
         return sweep.report(first)
-    runs = [place for place in places if not _is_another(place)] if len(places) > 1 else places
-    if others := [place for place in places if place not in runs] if runs else []:
+    others = [*filter(_is_another, places)]
+    if 0 < len(others) < len(places):
         print(f"left out, as they are no runs: {errors.listed(others)}", file=sys.stderr)
-    print(f"wrote {run_page.write([Run(place) for place in runs or places], out, evaluate)}")
+        places = [place for place in places if place not in others]
+    print(f"wrote {run_page.write([Run(place) for place in places], out, evaluate)}")
 
 
 def _is_another(place: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -106,21 +106,20 @@ class Mixed(Data):
         Raises:
             UserError: they are not.
         """
-        kind, where = type(source).__name__, "in Mixed"
-        differ = [("augment", self.augment, source.augment)] if source.augment not in (self.augment, Augment()) else []
-        for name in ("mean", "std"):
-            own, common = getattr(source, name), getattr(self.sources[0] if _is_unset(self, name) else self, name)
-            if own != common and (_is_unset(self, name) or not _is_unset(source, name)):
-                differ.append((name, common, own))
-        for name, common, own in differ:
-            of = "source 0" if name != "augment" and _is_unset(self, name) else "Mixed"
+        kind = type(source).__name__
+        for name in ("augment", "mean", "std"):
+            inherited = name != "augment" and _is_unset(self, name)
+            own, common = getattr(source, name), getattr(self.sources[0] if inherited else self, name)
+            if own == common or (_is_unset(source, name) and not inherited):
+                continue
+            of = "source 0" if inherited else "Mixed"
             what = f"{name} is {common!r} of {of} and {own!r} of source {number}, {kind}"
             how = f"give both the same: Mixed(..., {name}=...) and {kind}(..., {name}=...)"
-            raise errors.UserError(what, where, how)
+            raise errors.UserError(what, "in Mixed", how)
         if source.input_side != self.input_side:
             what = f"the model's images have the side {_side(self)} of Mixed and {_side(source)} of source {number}"
             how = f"give both the same: Mixed(..., crop=...) and {kind}(..., crop=...)"
-            raise errors.UserError(what, where, how)
+            raise errors.UserError(what, "in Mixed", how)
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the mixture's mean and standard deviation, or where they are left out those of the sources."""
@@ -272,7 +271,9 @@ def _shown(values: tuple[str, ...] | tuple[Field, ...]) -> str:
 
 def _is_unset(data: Data, name: str) -> bool:
     """Return whether a field has its default."""
-    return getattr(data, name) == next(field.default for field in fields(data) if field.name == name)
+    found = next(field for field in fields(data) if field.name == name)
+    default = found.default if found.default_factory is MISSING else found.default_factory()
+    return getattr(data, name) == default
 
 
 def _side(data: Data) -> str:

@@ -55,6 +55,7 @@ class Prepare:
         self.augment = data.augment.after_crop if cropped else data.augment
         self.data, self.index, self.device, self.memory_format = data, index, device, memory_format
         self.fields, self.classes = index.fields, len(index.classes)
+        self.mixed = mixed_field(index) if data.augment.mixes else None
 
         def normalise(field: Field, dtype: str) -> Normalise:
             return Normalise(*data.normalisation(field.shape[0]), device, memory_format, dtype)
@@ -111,7 +112,7 @@ class Prepare:
     def _mixed(self, changed: Tensors, changes: Changes) -> Tensors:
         """Return the arrays after pairs are mixed, if they are; that adds `target`, or mixes the samples' numbers."""
         if self.augment.mixes:
-            (name,), numbers = self.normalise, mixed_field(self.index)
+            (name,), numbers = self.normalise, self.mixed
             if numbers:
                 changed[numbers] = mix_numbers(self.augment, changed[name], changed[numbers].float(), changes)
                 return changed

@@ -91,7 +91,7 @@ def notes(scaling: Scaling, resources: Resources) -> list[str]:
         return []
     return [
         f"a worker reserves {cpus:g} CPU{'' if cpus == 1 else 's'} and computes with {threads} threads; where others "
-        f"use its node too, both are many times slower: --scaling.cpus_per_worker {threads} reserves them, and "
+        f"use its node too, each slows the other down: --scaling.cpus_per_worker {threads} reserves them, and "
         "--scaling.threads_per_worker 1 leaves them"
     ]
 

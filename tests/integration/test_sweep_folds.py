@@ -24,13 +24,19 @@ from raytrain.sweep.sweep_file import load
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_folds_are_plain_runs_of_their_splits_and_resume(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, pack = [], packing.pack
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of samples that have been read together, as they are."""
+    read, pack = list[int](), packing.pack
     monkeypatch.setattr(
         packing, "pack", lambda data, index, *a, **k: (read.append(len(index)), pack(data, index, *a, **k))[1]
     )
+    return read
+
+
+def test_folds_are_plain_runs_of_their_splits_and_resume(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = packed(monkeypatch)
     base = Experiment(
         MLP(hidden=(32,)), Digits(folds=Folds(3)), optimizer=SGD(lr=0.05, momentum=0.9), sampler=Balanced(), epochs=2
     )
@@ -66,10 +72,7 @@ def test_folds_are_plain_runs_of_their_splits_and_resume(
 def test_configurations_are_compared_by_all_folds_and_a_sweep_that_was_cut_off_goes_on(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, pack = [], packing.pack
-    monkeypatch.setattr(
-        packing, "pack", lambda data, index, *a, **k: (read.append(len(index)), pack(data, index, *a, **k))[1]
-    )
+    read = packed(monkeypatch)
     base = Experiment(MLP(hidden=(16,)), Digits(folds=Folds(2)), optimizer=SGD(lr=0.05), epochs=1)
     sweep = Sweep(base, (Grid("optimizer.lr", (0.001, 0.1)),), by_fold=True, concurrent=1)
     found = driver.sweep(sweep, Options(str(tmp_path), "cv"), Logger(), None, 0.0, write_files)
